@@ -40,7 +40,7 @@ from bench.retrieval_truth import Answer, Truth, export_vectors
 from bench.retrieval_world import QUERIES_FILE, Queries, Stream
 from data.demo_world import generate_world, write_world
 from search.embedders import PACKAGED_EMBEDDER, EmbedderSpec
-from search.indexing.build import build_index
+from search.indexing.shards import build_index
 
 COLLECTION = "bench"
 FOLDER = Path(__file__).parent.parent / "outputs" / "bench"

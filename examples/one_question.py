@@ -28,7 +28,7 @@ from data.demo_world import generate_world, write_world
 from drzero.stages.demo import prepare_demo_models
 from search.chroma.store import Store, open_collection
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
-from search.indexing.build import build_index
+from search.indexing.shards import build_index
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams

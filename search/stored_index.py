@@ -25,8 +25,7 @@ SAME_VECTOR_COSINE = 0.99
 DATABASE_FILE, INDEX_FILE = "chroma.sqlite3", "index.faiss"
 """The main file of a Chroma folder, and of a FAISS folder that this project built."""
 _OF_A_SHARD = ("shard", "whole")
-_LATER = ("draws", *_OF_A_SHARD)
-"""Metadata that a collection may lack."""
+_LATER = ("draws", *_OF_A_SHARD)  # Metadata that a collection may lack
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from search.indexing.build import BuildOptions, IndexReport
 from search.indexing.chunking import Chunking, document_of
 from search.indexing.shards import build
 from search.sources.corpus import Corpus
-from search.sources.fields import Fields
+from search.sources.document import Fields
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 

@@ -21,8 +21,7 @@ from drzero.ops.files import atomic_write
 from search.errors import StoreError, StoreNotReady
 from search.stored_index import DATABASE_FILE
 
-KNOWN_CHROMADB = "1.5"
-"""The chromadb release whose private files this module reads."""
+KNOWN_CHROMADB = "1.5"  # The chromadb release whose private files this module reads
 RECORD = "drzero-content.json"
 _ROWS = 1000
 _decode = msgspec.json.Decoder(dict[str, dict[str, str]]).decode

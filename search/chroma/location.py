@@ -30,12 +30,9 @@ from search.stored_index import DATABASE_FILE, back_end_of
 
 API_KEY_VARIABLE = "CHROMA_API_KEY"
 _BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma Cloud with /TENANT/DATABASE"
-# Chroma's own port, and https's.
-_PORTS = {"http": 8000, "https": 443}
-# A search's client has a deadline too. A write also builds the graph.
-_CONNECT_TIMEOUT_S = 5.0
-_READ_TIMEOUT_S = 10.0
-_WRITE_TIMEOUT_S = 120.0
+_PORTS = {"http": 8000, "https": 443}  # Chroma's own port, and https's
+_CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 5.0, 10.0
+_WRITE_TIMEOUT_S = 120.0  # A write also builds the graph
 
 
 _quota_lock = threading.Lock()
@@ -142,7 +139,7 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
 
 
 def shard_counts(names: Iterable[str], prefix: str) -> set[int]:
-    """The numbers of shards that these names belong to (named as in `search.chroma.shard_layout`)."""
+    """The numbers of shards that these names belong to (named as in `search.chroma.sharded_store`)."""
     shard = re.compile(rf"\.?{re.escape(prefix)}-\d\d-of-(\d\d)(\.building|\.previous)?")
     return {int(found[1]) for name in names if (found := shard.fullmatch(name))}
 

@@ -51,8 +51,7 @@ from search.stored_index import (
 )
 from search.wire import ScoredPassage, make_passage
 
-BEING_WRITTEN = "being_written"
-"""In a server's collection while it is indexed, in place of `CollectionInfo`."""
+BEING_WRITTEN = "being_written"  # In a server's collection while it is indexed, in place of `CollectionInfo`
 # How much cosine similarity one unit of Chroma's distance costs, for unit vectors. Adopted collections keep
 # their own distance.
 _COSINE_LOSS = {DISTANCE: 1.0, "ip": 1.0, "l2": 0.5}
@@ -75,10 +74,8 @@ SYNC_THRESHOLD = 1000
 SYNCS = 8
 DRAW = "draw"
 """The key, in each record's metadata, of a number by the hash of its id: samples are drawn by it."""
-DRAWS = 2**16
-"""How many such numbers there are: 320 of 21 million records share one, two pages from a server."""
-_DRAWN_TOGETHER = 2000
-"""Most numbers per call: SQLite limits a query's variables."""
+DRAWS = 2**16  # How many such numbers there are: 320 of 21 million records share one, two pages from a server
+_DRAWN_TOGETHER = 2000  # Most numbers per call: SQLite limits a query's variables
 _DRAWN_IDS = 5000
 """Ids drawn at a time. Each query by metadata scans the collection, some 0.2 µs a record, so few large ones
 are best.

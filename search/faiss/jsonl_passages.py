@@ -18,14 +18,12 @@ import numpy as np
 
 from drzero.ops.files import atomic_path
 from search.errors import StoreError, StoreNotReady
-from search.sources.document import Origin
-from search.sources.fields import Fields
+from search.sources.document import Fields, Origin
 from search.wire import Passage, make_passage
 
 _BLOCK = 1 << 24
 _OFFSET = np.dtype("<u8")
-_HEAD = 2
-"""Numbers before the offsets: the JSONL's size in bytes and its time in nanoseconds."""
+_HEAD = 2  # Numbers before the offsets: the JSONL's size in bytes and its time in nanoseconds
 _FIELDS = Fields()
 
 

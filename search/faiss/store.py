@@ -41,8 +41,7 @@ SAME_CODE_COSINE = 0.7
 """Least cosine of a vector with its code (PQ, SQ) in an index. A bound, not a measurement: another model's
 vector of the text is about orthogonal.
 """
-_UNIT = 1e-2
-"""How far a stored unit vector's length may be from 1; some indices are made in half precision."""
+_UNIT = 1e-2  # How far a stored unit vector's length may be from 1; some indices are made in half precision
 _UNRECORDED = "unrecorded"
 _COSINE = {
     faiss.METRIC_INNER_PRODUCT: lambda score: score,

@@ -19,8 +19,7 @@ from search.sources.document import Document
 from search.stored_index import SAME_VECTOR_COSINE, CollectionInfo, passage_text
 
 SAMPLE = 100
-_UNIT = 1e-3
-"""How far a unit vector's length may be from 1, in float32 or half precision."""
+_UNIT = 1e-3  # How far a unit vector's length may be from 1, in float32 or half precision
 
 
 def is_foreign(metadata: Mapping[str, Any] | None) -> bool:

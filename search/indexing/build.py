@@ -1,6 +1,4 @@
-"""Index a corpus as a Chroma collection, or bring an existing collection up to date.
-
-    report = build_index("corpus.jsonl", "chromadb", "wiki", EmbedderSpec("packaged-minilm"))
+"""One build of an index or shard, which brings an existing one up to date (`search.indexing.shards.build`).
 
 You can repeat a build at any time: only new and changed documents are embedded, and a killed run resumes. All
 vectors go into a journal first. Then one pass writes the folder next to its place and renames it, so that
@@ -13,19 +11,16 @@ import json
 import shutil
 import sqlite3
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from dataclasses import replace as changed
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from drzero.ops.files import recover, sole_writer, work_folder
-from search.chroma.location import ChromaPlace
 from search.chroma.store import BEING_WRITTEN
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
@@ -33,7 +28,6 @@ from search.indexing.chunking import Chunk, Chunker, Chunking
 from search.indexing.collection import (
     Collection,
     Embedded,
-    collection_at,
     settings_of,
     with_progress,
     write,
@@ -48,10 +42,8 @@ if TYPE_CHECKING:  # it loads FAISS
     from search.indexing.faiss_folder import FaissFolder
 
 JOURNAL = "journal.sqlite3"
-SPLIT_DOCUMENTS = 256
-"""Documents whose chunks enter the journal together."""
-TOGETHER = 1024
-"""Most chunks embedded and committed together: one document can have a hundred thousand."""
+SPLIT_DOCUMENTS = 256  # Documents whose chunks enter the journal together
+TOGETHER = 1024  # Most chunks embedded and committed together: one document can have a hundred thousand
 # tqdm would print all digits of a part of a document.
 _DOCUMENTS_IN_PART = "{l_bar}{bar}| {n:.2f}/{total} docs [{elapsed}<{remaining}]"
 
@@ -82,7 +74,7 @@ class IndexReport:
     info: CollectionInfo
     built: bool
     survey: Survey
-    seconds: float
+    seconds: float = 0.0
     changes: Changes | None = None
     embedded: int = 0
     resumed: int = 0
@@ -110,46 +102,6 @@ class IndexReport:
         return "; ".join(parts)
 
 
-def build_index(
-    source: Corpus | Path | str,
-    chroma_path: ChromaPlace | Path | str,
-    collection: str,
-    embedder: EmbedderSpec,
-    *,
-    replace: bool = False,
-    chunking: Chunking | None = None,
-    workers: int = 1,
-) -> IndexReport:
-    """Index a corpus as `collection` in a Chroma, and keep its other collections (`BuildOptions`).
-
-    Raises CorpusError, EmbedderError, AlreadyWriting if another build is running, or StoreError.
-    """
-    options = BuildOptions(replace, chunking or Chunking(), workers)
-    return build_target(source, collection_at(chroma_path, collection), embedder, options)
-
-
-def build_target(
-    source: Corpus | Path | str,
-    target: "Collection | FaissFolder",
-    embedder: EmbedderSpec,
-    options: BuildOptions | None = None,
-) -> IndexReport:
-    """Index a corpus in either back end. Raises as `build_index`, and what `options.judge` raises."""
-    started, options = time.monotonic(), options or BuildOptions()
-    with target_folder(target, options.embed_only) as folder, naming_a_full_disk():
-        corpus = source if isinstance(source, Corpus) else Corpus(source)
-        encoder = encoder_of(embedder, options.workers)
-        report, unwritten = Build(corpus, target, embedder, encoder, options).embed(folder)
-        if unwritten:
-            unwritten.write()
-        return changed(report, seconds=time.monotonic() - started)
-
-
-def encoder_of(spec: EmbedderSpec, workers: int) -> Embedder:
-    """Return this process's embedder. If workers embed, only its tokenizer is used."""
-    return Embedder(spec if workers == 1 else changed(spec, device="cpu"))
-
-
 @contextmanager
 def naming_a_full_disk() -> Iterator[None]:
     """Raise StoreError for a full disk, which SQLite and the system report differently."""
@@ -164,31 +116,23 @@ def naming_a_full_disk() -> Iterator[None]:
         ) from error
 
 
-class Place(Protocol):
-    """What a build writes. `str` names it in errors."""
-
-    @property
-    def folder(self) -> Path | None:
-        """Where, or None of a server."""
-
-
 @contextmanager
-def target_folder(target: Place, is_kept: bool = False) -> Iterator[Path]:
-    """Yield the folder to work in. It stays if vectors would be lost, or if `is_kept`."""
-    if target.folder is None:
-        with sole_writer(str(target)), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
+def target_folder(folder: Path | None, name: str, is_kept: bool = False) -> Iterator[Path]:
+    """Yield the folder to build the index `name` in, next to `folder`. It stays if vectors would be lost."""
+    if folder is None:
+        with sole_writer(name), tempfile.TemporaryDirectory(prefix="drzero-index-") as temporary:
             yield Path(temporary)
         return
-    with work_folder(target.folder) as folder:
-        recover(target.folder)
+    with work_folder(folder) as work:
+        recover(folder)
         try:
-            yield folder
+            yield work
         except BaseException:
-            if not _has_vectors(folder):
-                shutil.rmtree(folder, ignore_errors=True)
+            if not _has_vectors(work):
+                shutil.rmtree(work, ignore_errors=True)
             raise
-        if not (is_kept and _has_vectors(folder)):
-            shutil.rmtree(folder, ignore_errors=True)
+        if not (is_kept and _has_vectors(work)):
+            shutil.rmtree(work, ignore_errors=True)
 
 
 def _has_vectors(folder: Path) -> bool:
@@ -226,7 +170,6 @@ class Build:
 
     def embed(self, folder: Path) -> tuple[IndexReport, Unwritten | None]:
         """Embed into the journal in `folder`, or write a server's collection. Returns the rest to write."""
-        started = time.monotonic()
         is_on_a_server = isinstance(self.target, Collection) and self.target.folder is None
         if is_on_a_server and self.options.embed_only:
             raise StoreError(
@@ -240,7 +183,7 @@ class Build:
             is_alike = settings_of(existing or {}) == settings_of(settings)
             info = CollectionInfo.from_metadata(existing)
             if info and is_alike and info.version == version and self.target.is_as_asked():
-                return IndexReport(info, False, surveyed, time.monotonic() - started), None
+                return IndexReport(info, False, surveyed), None
             # Checks that may refuse come first: never drop an earlier run's vectors without replacing them.
             changes = self._compare(journal, existing, is_alike, version)
             chunker = Chunker(encoder, chunking)
@@ -273,8 +216,8 @@ class Build:
                     journal.add_vectors(rows, vectors)
                 if not self.options.embed_only:
                     unwritten = Unwritten(self.target, folder, info, update, units)
-        seconds, is_written = time.monotonic() - started, not self.options.embed_only
-        return IndexReport(info, True, surveyed, seconds, changes, missing, resumed, is_written), unwritten
+        is_written = not self.options.embed_only
+        return IndexReport(info, True, surveyed, 0.0, changes, missing, resumed, is_written), unwritten
 
     def _whole(self) -> Mapping[str, Any] | None:
         """Return the existing collection's metadata, with hashes added. None without one, or if damaged and

@@ -33,16 +33,15 @@ from search.chroma.store import (
 )
 from search.embedders import model_identity
 from search.errors import StoreError
-from search.indexing.journal import PROGRESS, IndexJournal, Row
+from search.indexing.journal import PROGRESS, IndexJournal, JournalRow
 from search.indexing.size import IndexSize
 from search.stored_index import DATABASE_FILE, CollectionInfo
 
 SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")
 """Metadata that chunks and vectors depend on, besides the documents."""
-FOLDER_PAGE = 1000
-"""Records per call. A folder accepts 5,461, a server what its quota says."""
+FOLDER_PAGE = 1000  # Records per call. A folder accepts 5,461, a server what its quota says.
 
-Embedded = Iterator[tuple[list[Row], np.ndarray]]
+Embedded = Iterator[tuple[list[JournalRow], np.ndarray]]
 """Chunks with their vectors (n, dimension), a unit at a time."""
 
 
@@ -143,14 +142,6 @@ class Collection:
             client.get_collection(self.name, embedding_function=None).get(limit=1, include=["embeddings"])
         record_content(work, self.name)
         publish(work, folder)
-
-
-def collection_at(chroma_path: ChromaPlace | Path | str, collection: str) -> Collection:
-    """Return the collection to write. Raises StoreError for a bad address."""
-    place = ChromaPlace.parse(chroma_path)
-    if place.folder:  # resolved, because a folder built next to a link could not replace the link's target
-        place = replace(place, folder=place.folder.resolve())
-    return Collection(place, collection)
 
 
 def write(

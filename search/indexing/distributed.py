@@ -24,7 +24,7 @@ from ray.util import ActorPool
 
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
-from search.indexing.journal import IndexJournal, Row
+from search.indexing.journal import IndexJournal, JournalRow
 
 OBJECT_STORE_BYTES = 512 * 2**20
 
@@ -42,7 +42,7 @@ class _Encoder:
 
 def embed_with_ray(
     journal: IndexJournal, units: int, spec: EmbedderSpec, workers: int
-) -> Iterator[tuple[list[Row], np.ndarray]]:
+) -> Iterator[tuple[list[JournalRow], np.ndarray]]:
     """Yield chunks without vectors, with their vectors, a unit at a time, in any order.
 
     Raises StoreError if the cluster lacks the GPUs or cores for `workers`.

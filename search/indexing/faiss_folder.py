@@ -1,6 +1,6 @@
 """Write a FAISS index folder (index, passages, record) from the journal of an index build.
 
-    build_target(corpus, FaissFolder(Path("outputs/corpus/faiss"), "flat"), EmbedderSpec("packaged-minilm"))
+    build(corpus, FaissFolder(Path("outputs/corpus/faiss"), "flat"), EmbedderSpec("packaged-minilm"))
 
 An update replaces the folder. Flat and HNSW give back unchanged vectors. PQ holds codes, so its corpus is
 embedded again. FAISS holds an index in memory until it is written.

@@ -25,8 +25,7 @@ from search.sources.files import KINDS
 from search.stored_index import passage_text
 
 CACHE_KIB = 64 * 1024
-UNIT = 256
-"""Least chunks embedded and committed together, which a kill loses."""
+UNIT = 256  # Least chunks embedded and committed together, which a kill loses
 SCHEMA = """
 -- The corpus as surveyed by this run.
 CREATE TABLE source (
@@ -51,8 +50,7 @@ CREATE TABLE chunks (
 CREATE UNIQUE INDEX chunks_document ON chunks (document, part);
 CREATE TABLE vectors (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 """
-_EXAMPLES = 5
-"""Duplicates to name."""
+_EXAMPLES = 5  # Duplicates to name
 ROW = "c.number, c.id, c.title, c.text, c.document, c.digest, c.part, c.parts"
 
 PROGRESS: dict[str, Any] = {"mininterval": 1.0, "delay": 1.0, "leave": False, "disable": None}
@@ -60,7 +58,7 @@ PROGRESS: dict[str, Any] = {"mininterval": 1.0, "delay": 1.0, "leave": False, "d
 
 
 @dataclass(frozen=True)
-class Row:
+class JournalRow:
     """A chunk in the journal."""
 
     number: int
@@ -334,7 +332,7 @@ class IndexJournal:
         ).fetchone()
         return every, missing
 
-    def unembedded(self, unit: int) -> list[Row]:
+    def unembedded(self, unit: int) -> list[JournalRow]:
         """Return a unit's chunks without vectors."""
         found = self._db.execute(
             f"SELECT {ROW} FROM units u JOIN chunks c USING (document) "
@@ -342,9 +340,9 @@ class IndexJournal:
             "ORDER BY u.position, c.part",
             (unit,),
         )
-        return [Row(*row) for row in found]
+        return [JournalRow(*row) for row in found]
 
-    def add_vectors(self, rows: Sequence[Row], vectors: np.ndarray) -> None:
+    def add_vectors(self, rows: Sequence[JournalRow], vectors: np.ndarray) -> None:
         """Store the vectors (len(rows), dimension) of some chunks, all or none."""
         pairs = (
             (row.number, vector.astype("<f4").tobytes()) for row, vector in zip(rows, vectors, strict=True)
@@ -352,14 +350,15 @@ class IndexJournal:
         with self.transaction():
             self._db.executemany("INSERT INTO vectors VALUES (?, ?)", pairs)
 
-    def embedded(self, unit: int) -> tuple[list[Row], np.ndarray]:
+    def embedded(self, unit: int) -> tuple[list[JournalRow], np.ndarray]:
         """Return a unit's chunks with their vectors."""
         found = self._db.execute(
             f"SELECT {ROW}, v.vector FROM units u JOIN chunks c USING (document) "
             "JOIN vectors v ON v.chunk = c.number WHERE u.unit = ? ORDER BY u.position, c.part",
             (unit,),
         ).fetchall()
-        return [Row(*row[:-1]) for row in found], np.stack([np.frombuffer(row[-1], "<f4") for row in found])
+        rows = [JournalRow(*row[:-1]) for row in found]
+        return rows, np.stack([np.frombuffer(row[-1], "<f4") for row in found])
 
     def vector_count(self) -> int:
         """Return how many chunks are embedded."""

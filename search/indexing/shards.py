@@ -1,10 +1,10 @@
-"""Index a corpus in shards, each built and resumed on its own (`search.indexing.build`).
+"""Build or update an index: one collection or FAISS folder, or shards that are built and resumed one by one.
 
-    build_shards("corpus.jsonl", chroma_target(["chromadb"], "wiki", shards=4), EmbedderSpec())
+    report = build_index("corpus.jsonl", "chromadb", "wiki", EmbedderSpec("packaged-minilm"))
 
-The corpus is surveyed as a whole, then cut into a file per shard. This process embeds one shard after the
-other, while others insert the earlier ones (`search.indexing.writers`). Finished shards stay. Each shard
-records the version of the whole, so that shards of two versions are never taken for one index.
+A sharded corpus is surveyed as a whole, then cut into a file per shard. This process embeds shard after
+shard, while others insert the earlier ones (`search.indexing.writers`). Each shard records the version of the
+whole, so that shards of two versions are never taken for one index.
 """
 
 import json
@@ -19,24 +19,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search.chroma.location import ChromaPlace
-from search.chroma.shard_layout import ShardLayout, shard_of
-from search.chroma.sharded_store import whole_of
+from search.chroma.sharded_store import ShardLayout, shard_of, whole_of
 from search.chroma.store import BEING_WRITTEN
-from search.embedders import EmbedderSpec
+from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
 from search.indexing.build import (
     Build,
     BuildOptions,
     IndexReport,
     as_settings,
-    build_target,
-    encoder_of,
     naming_a_full_disk,
     needs_replace,
     target_folder,
     version_of,
 )
-from search.indexing.collection import Collection, collection_at, settings_of
+from search.indexing.chunking import Chunking
+from search.indexing.collection import Collection, settings_of
 from search.indexing.journal import Changes, IndexJournal
 from search.indexing.size import IndexSize, Planned, ShardedSize
 from search.indexing.writers import Writers
@@ -67,9 +65,10 @@ class Shards:
         targets = []
         for number in range(self.layout.shards):
             place, name = self.layout.place(number)
-            if place.folder is not None:  # resolved, as in `collection_at`
+            if place.folder is not None:  # a folder built next to a link could not replace the link's target
                 place = changed(place, folder=place.folder.resolve())
-            targets.append(Collection(place, name, f"{number}/{self.layout.shards}", whole))
+            shard = f"{number}/{self.layout.shards}" if self.layout.shards > 1 else ""
+            targets.append(Collection(place, name, shard, whole))
         return targets
 
     def size(self, chunks: int, dimension: int, text_bytes: int) -> IndexSize:
@@ -81,36 +80,61 @@ def chroma_target(
     paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1, writers: int = Shards.writers
 ) -> Collection | Shards:
     """Return one collection to write, or its shards. Raises StoreError."""
-    layout = ShardLayout.parse(paths, collection, shards)
-    return collection_at(layout.places[0], collection) if shards == 1 else Shards(layout, writers)
+    target = Shards(ShardLayout.parse(paths, collection, shards), writers)
+    return target.collections()[0] if shards == 1 else target
+
+
+def build_index(
+    source: Corpus | Path | str,
+    chroma_path: ChromaPlace | Path | str,
+    collection: str,
+    embedder: EmbedderSpec,
+    *,
+    replace: bool = False,
+    chunking: Chunking | None = None,
+    workers: int = 1,
+) -> IndexReport:
+    """Index a corpus as `collection` in a Chroma, and keep its other collections. Raises as `build`."""
+    options = BuildOptions(replace, chunking or Chunking(), workers)
+    return build(source, chroma_target([chroma_path], collection), embedder, options)
 
 
 def build(
     source: Corpus | Path | str,
     target: "Collection | FaissFolder | Shards",
     embedder: EmbedderSpec,
-    options: BuildOptions,
-) -> IndexReport:
-    """Index a corpus in any kind of index. Raises as `build_shards`."""
-    if isinstance(target, Shards):
-        return build_shards(source, target, embedder, options)
-    return build_target(source, target, embedder, options)
-
-
-def build_shards(
-    source: Corpus | Path | str,
-    target: Shards,
-    embedder: EmbedderSpec,
     options: BuildOptions | None = None,
 ) -> IndexReport:
-    """Index a corpus in shards. Raises as `build_target`, or if the index has another number of shards.
+    """Index a corpus in any kind of index.
 
-    Calls `options.judge` once, with the whole's needs, estimated from the first unwritten shard.
+    Raises CorpusError, EmbedderError, AlreadyWriting if another build is running, StoreError, and what
+    `options.judge` raises. For shards it is called once, with the whole's needs.
     """
-    options = options or BuildOptions()
-    started, judge = time.monotonic(), options.judge
-    target.layout.check_count()
+    started, options = time.monotonic(), options or BuildOptions()
     corpus = source if isinstance(source, Corpus) else Corpus(source)
+    encoder = Embedder(embedder if options.workers == 1 else changed(embedder, device="cpu"))
+    is_kept = options.embed_only and not isinstance(target, Shards)
+    if isinstance(target, Shards):
+        target.layout.check_count()
+    with target_folder(target.folder, str(target), is_kept) as folder, naming_a_full_disk():
+        if isinstance(target, Shards):
+            report = _build_shards(corpus, target, embedder, encoder, options, folder)
+        else:
+            report, unwritten = Build(corpus, target, embedder, encoder, options).embed(folder)
+            if unwritten:
+                unwritten.write()
+    return changed(report, seconds=time.monotonic() - started)
+
+
+def _build_shards(
+    corpus: Corpus,
+    target: Shards,
+    embedder: EmbedderSpec,
+    encoder: Embedder,
+    options: BuildOptions,
+    folder: Path,
+) -> IndexReport:
+    judge = options.judge
 
     def judge_whole(number: int, planned: Planned) -> None:
         nonlocal judge
@@ -118,39 +142,36 @@ def build_shards(
             once, judge = judge, None
             once(_planned(target, number, planned, sum(map(_bytes_of, [folder, *_folders(targets)]))))
 
-    with target_folder(target) as folder, naming_a_full_disk():
-        encoder = encoder_of(embedder, options.workers)
-        with closing(IndexJournal(folder / "survey.sqlite3")) as journal:
-            surveyed = journal.survey(corpus)
-            targets = target.collections(version_of(surveyed, options.chunking))
-            is_same = settings_of(as_settings(encoder, options.chunking))
-            if (info := _unchanged(targets, is_same, options.replace)) is not None:
-                return IndexReport(info, False, surveyed, time.monotonic() - started)
-            changes = None if options.replace else _check_update(target, targets, is_same, journal, corpus)
-            parts = _cut(journal, corpus, target.layout, folder)
-        reports = []
-        with ExitStack() as held, Writers(target.writers) as writers:
-            for number, (one, part) in enumerate(zip(targets, parts, strict=True)):
-                # The whole has been checked, so anything that differs may be replaced.
-                its_options = changed(options, replace=True, judge=partial(judge_whole, number))
-                shard = Build(Corpus(part), one, embedder, encoder, its_options)
-                its_folder = held.enter_context(target_folder(one, options.embed_only))
-                report, unwritten = shard.embed(its_folder)
-                reports.append(report)
-                part.unlink()
-                name = target.layout.label(number)
-                print(f"{name}: {report.embedded} chunks embedded, {report.resumed} resumed", flush=True)
-                if unwritten:
-                    writers.start(name, unwritten)
+    with closing(IndexJournal(folder / "survey.sqlite3")) as journal:
+        surveyed = journal.survey(corpus)
+        targets = target.collections(version_of(surveyed, options.chunking))
+        is_same = settings_of(as_settings(encoder, options.chunking))
+        if (info := _unchanged(targets, is_same, options.replace)) is not None:
+            return IndexReport(info, False, surveyed)
+        changes = None if options.replace else _check_update(target, targets, is_same, journal, corpus)
+        parts = _cut(journal, corpus, target.layout, folder)
+    reports = []
+    with ExitStack() as held, Writers(target.writers) as writers:
+        for number, (one, part) in enumerate(zip(targets, parts, strict=True)):
+            # The whole has been checked, so anything that differs may be replaced.
+            its_options = changed(options, replace=True, judge=partial(judge_whole, number))
+            shard = Build(Corpus(part), one, embedder, encoder, its_options)
+            its_folder = held.enter_context(target_folder(one.folder, str(one), options.embed_only))
+            report, unwritten = shard.embed(its_folder)
+            reports.append(report)
+            part.unlink()
+            name = target.layout.label(number)
+            print(f"{name}: {report.embedded} chunks embedded, {report.resumed} resumed", flush=True)
+            if unwritten:
+                writers.start(name, unwritten)
     return IndexReport(
         changed(whole_of([report.info for report in reports]), version=targets[0].whole),
         True,
         surveyed,
-        time.monotonic() - started,
-        changes,
-        sum(report.embedded for report in reports),
-        sum(report.resumed for report in reports),
-        all(report.is_written for report in reports),
+        changes=changes,
+        embedded=sum(report.embedded for report in reports),
+        resumed=sum(report.resumed for report in reports),
+        is_written=all(report.is_written for report in reports),
     )
 
 

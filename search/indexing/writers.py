@@ -22,8 +22,7 @@ from search.errors import StoreError
 from search.indexing.build import JOURNAL, Unwritten
 from search.indexing.journal import PROGRESS
 
-# Not forked: this process has threads, of torch and Chroma.
-_PROCESSES = multiprocessing.get_context("spawn")
+_PROCESSES = multiprocessing.get_context("spawn")  # Not forked: this process has threads, of torch and Chroma
 
 
 class _Running(NamedTuple):

@@ -34,15 +34,12 @@ MAX_BODY_BYTES = 8 << 20
 # A longer body is not read while the queue is full, to bound memory. A shorter one arrives with its head, and
 # the cache may answer it.
 SMALL_BODY_BYTES = 64 << 10
-# Ten per query in the largest request: some 100 MB with passages of 2 KB.
-MAX_PASSAGES = 10 * MAX_QUERIES
+MAX_PASSAGES = 10 * MAX_QUERIES  # Ten per query in the largest request: some 100 MB with passages of 2 KB
 # For all requests together, until the last byte is sent: slow clients hold their answers in memory.
 MAX_PASSAGES_HELD = 4 * MAX_PASSAGES
 DEFAULT_TOPK = 3
-INDEX_UNAVAILABLE = 424
-"""`/health`'s status while restarting the server would not help: Failed Dependency."""
-CLIENT_GONE = 499
-"""As nginx logs a client that closed its connection before the answer. It is never sent."""
+INDEX_UNAVAILABLE = 424  # `/health`'s status while restarting the server would not help: Failed Dependency
+CLIENT_GONE = 499  # As nginx logs a client that closed its connection before the answer. It is never sent.
 _CLOSE = (b"connection", b"close")
 _TOKEN_NEEDED = "a bearer token is needed"
 
@@ -73,7 +70,7 @@ class Failure:
     detail: str
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """A request that gets `status` instead of passages."""
 
     def __init__(self, status: int, detail: str, *headers: tuple[bytes, bytes]) -> None:
@@ -145,7 +142,7 @@ class RetrievalApp:
                 record |= {"queries": len(request.queries), "topk": topk}
                 held = self._hold(len(request.queries) * topk)
                 body = await self._answer(request, topk, receive)
-            except Refused as refusal:
+            except HttpRefusal as refusal:
                 status, body = refusal.status, msgspec.json.encode(Failure(str(refusal)))
                 headers += refusal.headers
             if status == CLIENT_GONE:
@@ -162,9 +159,9 @@ class RetrievalApp:
             self._passages_held -= held
 
     def _hold(self, passages: int) -> int:
-        """Reserve room for an answer and return its size. Raises Refused if it is too large, or not now."""
+        """Reserve room for an answer and return its size. Raises HttpRefusal if there is none."""
         if passages > MAX_PASSAGES:
-            raise Refused(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
+            raise HttpRefusal(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
         if self._passages_held + passages > MAX_PASSAGES_HELD:
             held, retry_after_s = self._passages_held, self.retrieval.batcher.retry_after_s()
             raise _busy(f"overloaded: {held} passages are being found or sent", retry_after_s)
@@ -177,7 +174,7 @@ class RetrievalApp:
         try:
             self._admit(scope)
             if scope["method"] != "POST":
-                raise Refused(405, "only POST is answered here", (b"allow", b"POST"))
+                raise HttpRefusal(405, "only POST is answered here", (b"allow", b"POST"))
             return await self._read(receive)
         finally:
             batcher.arrived()
@@ -199,9 +196,9 @@ class RetrievalApp:
         except asyncio.CancelledError:
             if not watcher.done():
                 raise  # not by the watcher: the server is closing
-            raise Refused(CLIENT_GONE, "") from None
+            raise HttpRefusal(CLIENT_GONE, "") from None
         except Exception as error:  # the model or the index failed on these queries
-            raise Refused(500, f"retrieval failed: {_plain(error)}") from error
+            raise HttpRefusal(500, f"retrieval failed: {_plain(error)}") from error
         finally:
             watcher.cancel()
         lists = (hits.scored() if request.return_scores else hits.plain() for hits in found)
@@ -212,7 +209,7 @@ class RetrievalApp:
         return self._credentials is None or hmac.compare_digest(credentials, self._credentials)
 
     def _admit(self, scope: Scope) -> None:
-        """Raise Refused for a bad token, while draining, or for a body announced as too long."""
+        """Raise HttpRefusal for a bad token, while draining, or for a body announced as too long."""
         length, credentials = 0, b""
         for name, value in scope["headers"]:
             if name == b"content-length":
@@ -220,7 +217,7 @@ class RetrievalApp:
             elif name == b"authorization":
                 credentials = value
         if not self._is_known(credentials):
-            raise Refused(401, _TOKEN_NEEDED, (b"www-authenticate", b"Bearer"))
+            raise HttpRefusal(401, _TOKEN_NEEDED, (b"www-authenticate", b"Bearer"))
         if self.retrieval.draining:
             raise _busy("the server is shutting down", 1, _CLOSE)
         if length > MAX_BODY_BYTES:
@@ -232,7 +229,7 @@ class RetrievalApp:
                 raise _busy(str(error), error.retry_after_s, _CLOSE) from error
 
     async def _read(self, receive: Receive) -> RetrieveRequest:
-        """Return the body's request. Raises Refused as soon as it is too large, too slow or invalid."""
+        """Return the body's request. Raises HttpRefusal as soon as it is too large, too slow or invalid."""
         body, deadline_s = bytearray(), self.retrieval.limits.deadline_s
         try:
             async with asyncio.timeout(deadline_s):
@@ -240,29 +237,29 @@ class RetrievalApp:
                 while more:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise Refused(CLIENT_GONE, "")
+                        raise HttpRefusal(CLIENT_GONE, "")
                     body += message.get("body", b"")
                     if len(body) > MAX_BODY_BYTES:
                         raise _too_large()
                     more = message.get("more_body", False)
         except TimeoutError:
-            raise Refused(408, f"the body did not arrive within {deadline_s:g} s", _CLOSE) from None
+            raise HttpRefusal(408, f"the body did not arrive within {deadline_s:g} s", _CLOSE) from None
         try:
             return _decode(body)
         except msgspec.ValidationError as error:
-            raise Refused(422, str(error)) from None
+            raise HttpRefusal(422, str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             what = "is no JSON, is nested too deep, or holds invalid Unicode"
-            raise Refused(422, f"the body {what}: {error}") from None
+            raise HttpRefusal(422, f"the body {what}: {error}") from None
 
 
-def _busy(detail: str, retry_after_s: int, *headers: tuple[bytes, bytes]) -> Refused:
-    return Refused(503, detail, (b"retry-after", b"%d" % retry_after_s), *headers)
+def _busy(detail: str, retry_after_s: int, *headers: tuple[bytes, bytes]) -> HttpRefusal:
+    return HttpRefusal(503, detail, (b"retry-after", b"%d" % retry_after_s), *headers)
 
 
-def _too_large() -> Refused:
+def _too_large() -> HttpRefusal:
     # The rest of the body stays unread, so the connection cannot be reused.
-    return Refused(413, f"the body is longer than {MAX_BODY_BYTES} bytes", _CLOSE)
+    return HttpRefusal(413, f"the body is longer than {MAX_BODY_BYTES} bytes", _CLOSE)
 
 
 def _plain(error: Exception) -> str:

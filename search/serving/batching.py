@@ -25,8 +25,7 @@ Answer = TypeVar("Answer")
 
 INDEX_THREADS = 2
 """Batches searched at once: Chroma searches a batch in one thread, and a call to a server waits."""
-SMALLEST_SHARE = 8
-"""Two free encoders share the queue, but not in smaller parts, where fixed costs dominate."""
+SMALLEST_SHARE = 8  # Two free encoders share the queue, but not in smaller parts, where fixed costs dominate
 CLOSE_S = 1.0
 _RATE_BATCHES, _RATE_S = 32, 20.0
 _LONGEST_RETRY_S = 30

@@ -10,10 +10,8 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_S = 30.0
-"""From the connection, or a further head's first byte, to the head's end."""
-WRITE_S = 30.0
-"""For the client to take the buffer, which the app fills `PIECE` by `PIECE`."""
+HEAD_S = 30.0  # From the connection, or a further head's first byte, to the head's end
+WRITE_S = 30.0  # For the client to take the buffer, which the app fills `PIECE` by `PIECE`
 PIECE = 256 << 10
 
 

@@ -23,12 +23,10 @@ from search.embedders import EmbedderError, EmbedderSpec, Prefixes
 from search.serving.metrics import Metrics
 
 CANARY = "canary"
-HUNG_S = 120.0
-"""After this time the device hangs: the process is killed and replaced."""
+HUNG_S = 120.0  # After this time the device hangs: the process is killed and replaced
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _POLL_S = 0.05
-_END_S = 1.0
-"""How long to wait for killed processes at the end, because a device driver may keep one."""
+_END_S = 1.0  # How long to wait for killed processes at the end, because a device driver may keep one
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from search.stored_index import StoredIndex
 
 Answer = TypeVar("Answer")
 
-_ENTRY_BYTES = 600
-"""Memory of an entry besides its query and answer: a key, links, slots in two dictionaries."""
+_ENTRY_BYTES = 600  # Memory of an entry besides its query and answer: a key, links, slots in two dictionaries
 # ASCII without control characters and without "[", which begins BERT's special tokens.
 _FOLDABLE = re.compile(r"[ -Z\\-~\t\n\r]*")
 

@@ -19,11 +19,9 @@ import pyarrow as pa
 
 from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import collection_names, iter_documents
-from search.sources.decoding import UTF8, Encoding
-from search.sources.document import Document, Origin
+from search.sources.document import Document, Fields, Origin
 from search.sources.faults import CorpusError, Fault, Faults
-from search.sources.fields import Fields
-from search.sources.files import KINDS, RECORDS, SourceFile, files_of, is_glob
+from search.sources.files import KINDS, RECORDS, UTF8, Encoding, SourceFile, files_of, is_glob
 from search.sources.hub import fetch_data_set, is_data_set
 from search.sources.records import READERS, Bad
 from search.sources.texts import read_document

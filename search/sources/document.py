@@ -1,9 +1,13 @@
-"""One document of a corpus: id, title, text, and its origin."""
+"""One document of a corpus, and which fields of a record are its text, title and id.
+
+Fields(text="definition", title="headword").document({"headword": "bit", "definition": "…"}, origin)
+"""
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Origin(NamedTuple):
@@ -37,3 +41,75 @@ class Document:
         """Return a hash of title and text that ignores white space (16 bytes)."""
         words = " ".join(f"{self.title}\n{self.text}".split())
         return hashlib.sha256(words.encode()).digest()[:16]
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The names of a corpus's fields. None means the default name, which records may lack."""
+
+    text: str | None = None
+    title: str | None = None
+    id: str | None = None
+
+    def document(self, record: Any, origin: Origin) -> Document:
+        """Return the record's document. Raises ValueError with the fault and the key to set."""
+        if not isinstance(record, Mapping):
+            raise ValueError(f"not a record with fields, but {_kind(record)}")
+        for setting, name in (("text", self.text), ("title", self.title), ("id", self.id)):
+            if name is not None and name not in record:
+                raise ValueError(f"no field {name!r}, which fields.{setting} names; {_there(record)}")
+        title, text = self._title_and_text(record)
+        key = record.get(self.id or "id")
+        _check_encodable(f"{key}{title}{text}")
+        if key is None or key == "":
+            key = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()[:32]
+        return Document(str(key), title, text, record.get("markdown") is True, origin)
+
+    def _title_and_text(self, record: Mapping[str, Any]) -> tuple[str, str]:
+        title, name = record.get(self.title or "title"), self.text or "text"
+        text = record.get(name)
+        if text is None and self.text is None and isinstance(contents := record.get("contents"), str):
+            name = "contents"
+            first, _, rest = contents.partition("\n")
+            first = first.strip().strip('"')
+            has_title = bool(rest.strip()) and title in (None, first or None)
+            title, text = (first, rest) if has_title else (title, contents)
+        if text is None and name not in record:
+            raise ValueError(f"no text: no field 'text' or 'contents'; {_there(record)}")
+        if text is None or text == "" or (isinstance(text, str) and not text.strip()):
+            raise ValueError("no text" if record.keys() == _FILE_FIELDS else f"no text: {name!r} is empty")
+        if not isinstance(text, str):
+            raise ValueError(f"the text ({name!r}) is {_kind(text)}, and has to be text")
+        if isinstance(title, (dict, list)):
+            raise ValueError(f"the title ({self.title or 'title'!r}) is {_kind(title)}, and has to be text")
+        return "" if title is None else str(title), text
+
+
+_FILE_FIELDS = {"id", "title", "text", "markdown"}
+
+
+def _there(record: Mapping[str, Any]) -> str:
+    """The record's fields, and the key that names the text."""
+    if not record:
+        return "the record is empty"
+    names = ", ".join(list(map(str, record))[:12]) + (", …" if len(record) > 12 else "")
+    return (
+        f"its fields are {names}: say which one has the text (fields.text=NAME; also fields.title, fields.id)"
+    )
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "a mapping", list: "a list", str: "text", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number" if isinstance(value, (int, float)) else type(value).__name__)
+
+
+def _check_encodable(text: str) -> None:
+    """Raise ValueError for lone surrogates, from JSON or from bytes that `files` could not decode."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(error.object[error.start])
+        if 0xDC80 <= code <= 0xDCFF:
+            byte = f"byte {code - 0xDC00:#x}"
+            raise ValueError(f"not UTF-8 ({byte}), as the rest of its file is: convert it") from None
+        raise ValueError(f"half a character (\\u{code:x}), which no store can hold") from None

@@ -11,10 +11,8 @@ from typing import Any
 from drzero.ops.errors import UserError
 from search.sources.document import Origin
 
-SHOWN_PLACES = 5
-"""Lines of a file named for one kind of fault."""
-SHOWN = 200
-"""Kinds of faults listed. A source with more is no corpus."""
+SHOWN_PLACES = 5  # Lines of a file named for one kind of fault
+SHOWN = 200  # Kinds of faults listed. A source with more is no corpus.
 
 
 class CorpusError(UserError):

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-PARSED = 4_000_000
-"""Most characters of a text that are parsed."""
+PARSED = 4_000_000  # Most characters of a text that are parsed
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n|$)")
 # Inline markup, such as emphasis, ends no block. Skipping it saves three quarters of the time.
 _parse = MarkdownIt("commonmark").enable("table").disable(["inline", "text_join"]).parse

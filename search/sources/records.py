@@ -15,14 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from drzero.ops.files import open_regular
-from search.sources.decoding import Encoding
-from search.sources.files import open_text, read_text
+from search.sources.files import Encoding, open_text, read_text
 
 PARQUET_BATCH = 1024
 _DELIMITERS = ",;\t|"
 
-Used = Callable[[Encoding], object]
-"""Called with each file's encoding."""
+Used = Callable[[Encoding], object]  # Called with each file's encoding
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ from typing import Any
 
 import yaml
 
-from search.sources.decoding import Encoding
-from search.sources.files import COMPRESSED, SourceFile, read_text
+from search.sources.files import COMPRESSED, Encoding, SourceFile, read_text
 from search.sources.markdown import Block, blocks
 from search.sources.rst import rst_to_html
 
@@ -24,8 +23,7 @@ _NO_TEXT = (
     "script,style,template,noscript,svg,nav,header,footer,aside:not(.admonition),form,button,.headerlink,"
     ".sidebar"
 )
-# "Note" above a note, a box on the page, becomes a line.
-_LABEL = ".admonition-title"
+_LABEL = ".admonition-title"  # "Note" above a note, a box on the page, becomes a line
 _MAIN = ("main", "[role=main]", "article", "body")
 
 

@@ -9,7 +9,7 @@ import pytest
 from examples.one_question import EMBEDDER, Player, main
 from search.chroma.store import open_collection
 from search.embedders import Embedder
-from search.indexing.build import build_index
+from search.indexing.shards import build_index
 from verl_ext.method.trajectory import SearchCall
 
 TITLES = ("The corpus", "The model", "The rollouts", "The rollout with", "The reward", "The advantage")

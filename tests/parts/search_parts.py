@@ -19,7 +19,7 @@ import pytest
 from conftest import unused_port
 
 from search.embedders import Embedder, EmbedderSpec
-from search.indexing.build import build_index
+from search.indexing.shards import build_index
 from search.wire import TOKEN_VARIABLE
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")

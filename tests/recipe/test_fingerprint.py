@@ -14,7 +14,7 @@ from drzero.recipe.fingerprint import fingerprint, fingerprint_collection, finge
 from search.chroma.sharded_store import chroma_index
 from search.embedders import EmbedderSpec
 from search.errors import StoreError
-from search.indexing.build import build_index
+from search.indexing.shards import build_index
 
 names = st.text("abc", min_size=1, max_size=3)
 trees = st.dictionaries(st.tuples(names, names).map("/".join) | names.map("x".__add__), st.binary(max_size=8))

@@ -14,8 +14,8 @@ from tiny_embedder import save_tiny_embedder
 from watch import Watch
 
 from search.chroma.store import open_collection
-from search.indexing.build import build_index
 from search.indexing.chunking import Chunking
+from search.indexing.shards import build_index
 
 DOCUMENTS = 600
 

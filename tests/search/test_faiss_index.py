@@ -21,10 +21,10 @@ from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
 from search.faiss.location import CORPUS_FILE, RECORD
 from search.faiss.store import FaissIndex
-from search.indexing.build import BuildOptions, IndexReport, build_index, build_target
+from search.indexing.build import BuildOptions, IndexReport
 from search.indexing.chunking import Chunking, document_of
-from search.indexing.collection import collection_at
 from search.indexing.faiss_folder import FaissFolder
+from search.indexing.shards import build, build_index, chroma_target
 from search.indexing.size import KINDS
 from search.stored_index import INDEX_FILE, Index
 
@@ -49,9 +49,7 @@ def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Pa
 def index(
     source: Path, folder: Path, spec: EmbedderSpec, kind: str = "flat", replace: bool = False
 ) -> IndexReport:
-    return build_target(
-        source, FaissFolder(folder, kind), spec, BuildOptions(replace=replace, chunking=CHUNKING)
-    )
+    return build(source, FaissFolder(folder, kind), spec, BuildOptions(replace=replace, chunking=CHUNKING))
 
 
 def contents(folder: Path) -> list[bytes]:
@@ -114,16 +112,16 @@ def test_what_was_embedded_alone_is_written_by_the_next_build(
     tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, encoded: Callable[[], int]
 ) -> None:
     target = FaissFolder(tmp_path / "faiss")
-    first = build_target(source, target, spec, BuildOptions(chunking=CHUNKING, embed_only=True))
+    first = build(source, target, spec, BuildOptions(chunking=CHUNKING, embed_only=True))
     assert (first.is_written, first.embedded, target.folder.exists()) == (False, encoded(), False)
     assert index(source, target.folder, spec).resumed == first.embedded == encoded()
     assert contents(target.folder) == contents(built)
 
 
 def test_a_server_is_written_as_it_is_embedded(spec: EmbedderSpec, source: Path) -> None:
-    server = collection_at("http://127.0.0.1:9", "wiki")
+    server = chroma_target(["http://127.0.0.1:9"], "wiki")
     with pytest.raises(StoreError, match=r"leave out indexing\.embed_only"):
-        build_target(source, server, spec, BuildOptions(embed_only=True))
+        build(source, server, spec, BuildOptions(embed_only=True))
 
 
 def clustered(seed: int, count: int, dimension: int = 64, clusters: int = 100) -> np.ndarray:

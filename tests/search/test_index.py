@@ -21,9 +21,9 @@ from search.chroma.store import DRAWS, draw_of, iter_documents, open_collection
 from search.embedders import Embedder, EmbedderError, EmbedderSpec, Prefixes, model_identity
 from search.errors import StoreError
 from search.index import main
-from search.indexing.build import build_index
 from search.indexing.chunking import Chunking
 from search.indexing.journal import IndexJournal, Survey
+from search.indexing.shards import build_index
 from search.sources.corpus import Corpus
 from search.sources.document import Document
 from search.sources.faults import CorpusError
@@ -445,7 +445,7 @@ def test_a_linked_folder_that_another_build_is_writing_is_refused(tmp_path: Path
     source = write_jsonl(tmp_path / "a.jsonl", RECORDS)
     with (
         staging_folder(tmp_path / "real"),
-        pytest.raises(AlreadyWriting, match=r"another build is writing .*/real just now"),
+        pytest.raises(AlreadyWriting, match=r"another build is writing .*/real: wait"),
     ):
         build_index(source, tmp_path / "link", "wiki", SPEC)
 

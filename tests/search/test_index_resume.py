@@ -19,9 +19,10 @@ from drzero.ops.files import AlreadyWriting, sole_writer
 from search.chroma.store import open_collection
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
-from search.indexing.build import IndexReport, build_index
+from search.indexing.build import IndexReport
 from search.indexing.chunking import Chunking, ChunkingError
 from search.indexing.journal import IndexJournal
+from search.indexing.shards import build_index
 
 # Three units of chunks, of which a kill at the third call finds two complete.
 DOCUMENTS, CHUNKING = 560, Chunking(64, 8)

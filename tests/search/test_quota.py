@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from tiny_embedder import save_tiny_embedder
 
 from search.chroma.location import ChromaPlace, Quota
-from search.chroma.shard_layout import ShardLayout
-from search.chroma.sharded_store import ChromaIndex
+from search.chroma.sharded_store import ChromaIndex, ShardLayout
 from search.embedders import EmbedderSpec
-from search.indexing.shards import Shards, build_shards
+from search.indexing.shards import Shards, build
 
 SHARDS, PAGE, READS = 3, 7, 2
 
@@ -101,7 +100,7 @@ def test_an_index_on_a_server_is_written_and_asked_within_its_quota(
     layout = ShardLayout.parse([place], "wiki", SHARDS)
     records = [{"id": f"d{n}", "text": f"Passage {n} tells of the harbour."} for n in range(40)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    report = build_shards(tmp_path / "corpus.jsonl", Shards(layout), spec)
+    report = build(tmp_path / "corpus.jsonl", Shards(layout), spec)
     assert sum(written) == report.info.chunks and max(written) == PAGE
     vectors = np.random.default_rng(0).normal(size=(4, report.info.dimension)).astype(np.float32)
     with closing(ChromaIndex(layout).open()) as store, ThreadPoolExecutor(4) as pool:

@@ -27,7 +27,7 @@ from search.chroma.sharded_store import chroma_index
 from search.chroma.store import Store, collection_names, iter_documents, open_collection
 from search.client import SearchClient, SearchUnavailable
 from search.errors import StoreError, StoreUnavailable
-from search.indexing.build import build_index
+from search.indexing.shards import build_index
 from search.server import wait_for_store
 
 COUNT = 20

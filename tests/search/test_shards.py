@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.chroma.location import connect
-from search.chroma.shard_layout import ShardLayout, shard_of
-from search.chroma.sharded_store import ChromaIndex, ShardedStore, chroma_index, merge
+from search.chroma.sharded_store import ChromaIndex, ShardedStore, ShardLayout, chroma_index, merge, shard_of
 from search.chroma.store import DRAW, DRAWS, HNSW, draw_of
 from search.errors import StoreError, StoreUnavailable
 from search.indexing.collection import Collection

@@ -16,15 +16,14 @@ import pytest
 from tiny_embedder import save_tiny_embedder
 
 import search.indexing.build
-from search.chroma.shard_layout import ShardLayout
-from search.chroma.sharded_store import ChromaIndex, chroma_index
+from search.chroma.sharded_store import ChromaIndex, ShardLayout, chroma_index
 from search.chroma.store import open_collection
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
-from search.indexing.build import BuildOptions, IndexReport, Unwritten, build_index
+from search.indexing.build import BuildOptions, IndexReport, Unwritten
 from search.indexing.chunking import Chunking
 from search.indexing.journal import IndexJournal
-from search.indexing.shards import Shards, build_shards
+from search.indexing.shards import Shards, build, build_index
 from search.indexing.size import Planned
 from search.indexing.writers import Writers
 
@@ -50,9 +49,7 @@ def target_in(folder: Path) -> Shards:
 
 
 def index(folder: Path, spec: EmbedderSpec, **how: Any) -> IndexReport:
-    return build_shards(
-        folder / "corpus.jsonl", target_in(folder), spec, BuildOptions(chunking=CHUNKING, **how)
-    )
+    return build(folder / "corpus.jsonl", target_in(folder), spec, BuildOptions(chunking=CHUNKING, **how))
 
 
 def contents(folder: Path) -> list[Any]:
@@ -187,7 +184,7 @@ def test_more_shards_than_the_documents_fill_are_refused(tmp_path: Path, spec: E
     write_corpus(tmp_path / "corpus.jsonl", 2)
     layout = ShardLayout.parse([tmp_path / "chroma"], "wiki", 40)
     with pytest.raises(StoreError, match=r"would be empty, as .* has 2 documents: set fewer"):
-        build_shards(tmp_path / "corpus.jsonl", Shards(layout), spec)
+        build(tmp_path / "corpus.jsonl", Shards(layout), spec)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 

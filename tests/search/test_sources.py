@@ -24,12 +24,11 @@ from loopback_hub import NO_HUB, LoopbackHub
 
 from drzero.ops.hub import hub_fault
 from search.embedders import EmbedderSpec
-from search.indexing.build import build_index
 from search.indexing.journal import IndexJournal, Survey
+from search.indexing.shards import build_index
 from search.sources.corpus import Corpus, Reading
-from search.sources.document import Document
+from search.sources.document import Document, Fields
 from search.sources.faults import CorpusError
-from search.sources.fields import Fields
 
 
 def read(source: Path | str, **settings: Any) -> list[Document]:

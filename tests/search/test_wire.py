@@ -16,7 +16,7 @@ from search_parts import COLLECTION, PASSAGES, SPEC, NearEncoders
 
 from search.chroma.store import Store, open_collection
 from search.embedders import Embedder
-from search.indexing.build import build_index
+from search.indexing.shards import build_index
 from search.serving.app import RetrievalApp
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval

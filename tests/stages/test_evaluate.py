@@ -46,7 +46,7 @@ from drzero.stages.evaluate.intervals import averaged, wilson
 from drzero.stages.evaluate.run import model_of, run_evaluate
 from drzero.stages.result import read_result
 from search.embedders import EmbedderSpec
-from search.indexing.build import build_index
+from search.indexing.shards import build_index
 from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.clients.solver_agent import SolverAttempt
 from verl_ext.method.tool_calls import render_tool_call

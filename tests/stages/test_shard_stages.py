@@ -14,8 +14,7 @@ from drzero.recipe.indices import index_of, places_of, target_of
 from drzero.recipe.overrides import OverrideError
 from drzero.stages.services import retrieval_spec
 from search.chroma.location import Quota
-from search.chroma.shard_layout import ShardLayout
-from search.chroma.sharded_store import ChromaIndex
+from search.chroma.sharded_store import ChromaIndex, ShardLayout
 from search.errors import StoreError
 from search.indexing.shards import Shards
 from search.indexing.size import IndexSize, Planned
