@@ -204,7 +204,7 @@ def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(
     place = f"http://127.0.0.1:{unused_port()}"
     with (
         sole_writer(f"collection 'wiki' in {place}"),
-        pytest.raises(AlreadyWriting, match=f"writing collection 'wiki' in {place} just now"),
+        pytest.raises(AlreadyWriting, match=f"writing collection 'wiki' in {place}: wait"),
     ):
         index(source, place, spec)
 
