@@ -65,8 +65,11 @@ def encoded(model: SentenceTransformer, texts: list[str], prompt: str) -> np.nda
     ("name", "prefixes"),
     [
         ("intfloat/e5-large-v2", Prefixes("query: ", "passage: ")),
-        ("intfloat/e5-base-v2", Prefixes("query: ", "passage: ")),
-        ("models/e5-base-v2", Prefixes("query: ", "passage: ")),
+        ("intfloat/multilingual-e5-base", Prefixes("query: ", "passage: ")),
+        ("/corpus/models/e5-small-v2", Prefixes("query: ", "passage: ")),
+        ("/cache/models--intfloat--e5-base/snapshots/abc", Prefixes("query: ", "passage: ")),
+        ("BAAI/bge-base-en-v1.5", Prefixes("Represent this sentence for searching relevant passages: ", "")),
+        ("nomic-ai/nomic-embed-text-v1.5", Prefixes("search_query: ", "search_document: ")),
         (PACKAGED_EMBEDDER, Prefixes("", "")),
     ],
 )

@@ -32,7 +32,7 @@ DOCUMENTS, CHUNKING = 300, Chunking(64, 8)
 FILES = (INDEX_FILE, CORPUS_FILE, RECORD)
 
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["search.indexing.build", "sentence_transformers", "tiny_embedder"])
+PROCESSES.set_forkserver_preload(["search.indexing.shards", "sentence_transformers", "tiny_embedder"])
 
 
 def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:

@@ -30,7 +30,7 @@ KILLED_IN = ("splitting", "embedding", "writing", "publishing")
 
 # A server process that has imported everything once, and is forked from for each run.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["search.indexing.build", "sentence_transformers", "tiny_embedder"])
+PROCESSES.set_forkserver_preload(["search.indexing.shards", "sentence_transformers", "tiny_embedder"])
 
 
 def text_of(number: int) -> str:

@@ -39,10 +39,8 @@ from search_parts import (
 from drzero.commands.serve_search import address, curl_line
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.services import retrieval_spec
-from search.chroma.content import record_content
-from search.chroma.location import connect
 from search.chroma.store import open_collection
-from search.client import SearchClient, SearchRequestError
+from search.client import SearchClient
 from search.embedders import Embedder
 from search.errors import StoreError, StoreUnavailable
 from search.server import bind, configure, listen, parser
@@ -91,15 +89,14 @@ def test_request_and_answer_are_those_of_search_r1(http: httpx.Client) -> None:
     assert (contents.split("\n")[0], "\n".join(contents.split("\n")[1:])) == (title, text)
 
 
-def test_without_scores_items_are_plain_documents_three_a_query(http: httpx.Client) -> None:
-    answer = http.post("/retrieve", json={"queries": list(QUESTIONS)[:2]}).json()
+@pytest.mark.parametrize("more", [{}, {"topk": None}])
+def test_without_scores_items_are_plain_documents_three_a_query(
+    http: httpx.Client, more: dict[str, None]
+) -> None:
+    answer = http.post("/retrieve", json={"queries": list(QUESTIONS)[:2], **more}).json()
     assert list(answer) == ["result"]
     assert [len(hits) for hits in answer["result"]] == [3, 3]
     assert set(answer["result"][0][0]) == {"title", "text", "contents"}
-
-
-def test_topk_null_means_the_default(http: httpx.Client) -> None:
-    assert len(http.post("/retrieve", json={"queries": ["salt"], "topk": None}).json()["result"][0]) == 3
 
 
 def test_topk_beyond_the_corpus_gives_everything_once(http: httpx.Client) -> None:
@@ -281,26 +278,7 @@ def test_body_announced_as_too_long_is_refused_before_it_is_sent(url: str) -> No
     assert b"the body is longer than 8388608 bytes" in answer
 
 
-def test_client_raises_the_servers_message_at_once(url: str) -> None:
-    with pytest.raises(SearchRequestError, match=r"HTTP 422: Expected `int` <= 100 - at `\$.topk`"):
-        asyncio.run(SearchClient(url, topk=101).retrieve(["a"]))
-
-
 # --- many at once ---
-
-
-def test_every_concurrent_client_gets_its_own_answer(url: str) -> None:
-    async def ask(number: int) -> bool:
-        client = SearchClient(url, topk=1 + number % 3)
-        question, title = list(QUESTIONS.items())[number % len(QUESTIONS)]
-        (hits,) = await client.retrieve([question])
-        await client.aclose()
-        return len(hits) == 1 + number % 3 and hits[0]["title"] == title
-
-    async def all_at_once() -> list[bool]:
-        return await asyncio.gather(*map(ask, range(64)))
-
-    assert all(asyncio.run(all_at_once()))
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -573,14 +551,17 @@ def ask_broken(chroma: Path, method: str, path: str, error: Exception | None) ->
     return answer.status_code, answer.json()["detail"]
 
 
-def test_failing_embedder_is_a_500_with_its_message(chroma: Path) -> None:
-    answer = ask_broken(chroma, "POST", "/retrieve", EncodeFailed("RuntimeError: CUDA error"))
-    assert answer == (500, "retrieval failed: RuntimeError: CUDA error")
-
-
-def test_health_fails_when_the_canary_query_fails(chroma: Path) -> None:
-    answer = ask_broken(chroma, "GET", "/health", EncodeFailed("RuntimeError: CUDA error"))
-    assert answer == (503, "RuntimeError: CUDA error")
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("POST", "/retrieve", (500, "retrieval failed: RuntimeError: CUDA error")),
+        ("GET", "/health", (503, "RuntimeError: CUDA error")),
+    ],
+)
+def test_a_failing_embedder_is_an_error_with_its_message(
+    chroma: Path, method: str, path: str, expected: tuple[int, str]
+) -> None:
+    assert ask_broken(chroma, method, path, EncodeFailed("RuntimeError: CUDA error")) == expected
 
 
 def test_health_has_a_separate_status_for_an_index_that_does_not_answer(
@@ -652,20 +633,6 @@ def refusal(chroma: Path, *more: str, collection: str = COLLECTION, port: int = 
     return errors
 
 
-@pytest.mark.slow("a server of its own; preflight refuses it first (test_bad_input.py)")
-def test_collection_of_another_embedder_is_not_served(chroma: Path, tmp_path: Path) -> None:
-    with open_collection(chroma, COLLECTION) as store, connect(tmp_path, create=True) as client:
-        metadata = {**store.info.to_metadata(), "embedder": "intfloat/e5-large-v2"}
-        client.create_collection(COLLECTION, metadata=metadata, embedding_function=None)
-    record_content(tmp_path, COLLECTION)
-    message = refusal(tmp_path, "--embedder", "packaged-minilm")
-    assert (
-        "was built with another embedder than 'packaged-minilm': its model is 'intfloat/e5-large-v2'"
-        in message
-    )
-    assert "Serve it with --embedder intfloat/e5-large-v2" in message
-
-
 def test_a_collection_whose_texts_were_swapped_is_not_served(chroma: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(chroma, tmp_path / "chroma"))
     with closing(sqlite3.connect(folder / DATABASE_FILE)) as database, database:
@@ -674,23 +641,22 @@ def test_a_collection_whose_texts_were_swapped_is_not_served(chroma: Path, tmp_p
     assert f"is damaged, not as published: texts in {DATABASE_FILE}. Restore the folder" in message
 
 
-def test_missing_embedder_is_reported_in_one_line(chroma: Path) -> None:
-    assert "embedder 'no/such-model' could not be loaded" in refusal(chroma, "--embedder", "no/such-model")
-
-
-def test_missing_collection_is_not_served(chroma: Path) -> None:
-    assert "no collection 'wikis'" in refusal(chroma, collection="wikis")
-
-
 def test_port_in_use_is_reported_with_its_number(chroma: Path, url: str) -> None:
     port = int(url.rsplit(":", 1)[1])
     assert f"cannot listen on 127.0.0.1 port {port} (Address already in use)" in refusal(chroma, port=port)
 
 
-def test_invalid_port_is_reported_in_one_line(chroma: Path) -> None:
-    assert "cannot listen on 127.0.0.1 port 70000 (bind(): port must be 0-65535.)" in refusal(
-        chroma, port=70000
-    )
+@pytest.mark.parametrize(
+    ("more", "port", "message"),
+    [
+        (("--embedder", "no/such-model"), 0, "embedder 'no/such-model' could not be loaded"),
+        ((), 70000, "cannot listen on 127.0.0.1 port 70000 (bind(): port must be 0-65535.)"),
+    ],
+)
+def test_a_bad_setting_is_reported_in_one_line(
+    chroma: Path, more: tuple[str, ...], port: int, message: str
+) -> None:
+    assert message in refusal(chroma, *more, port=port)
 
 
 def test_of_two_servers_that_start_together_the_second_to_listen_reports_the_port_in_use() -> None:
@@ -699,12 +665,6 @@ def test_of_two_servers_that_start_together_the_second_to_listen_reports_the_por
         listen(first)
         with pytest.raises(StoreError, match=rf"cannot listen on 127\.0\.0\.1 port {port} \(Address already"):
             listen(second)
-
-
-@pytest.mark.slow("a server of its own; a missing embedder is reported by the same line")
-def test_missing_device_is_reported_in_one_line(chroma: Path) -> None:
-    message = refusal(chroma, "--device", "abacus")
-    assert "embedder 'packaged-minilm' could not be loaded: RuntimeError: " in message and "abacus" in message
 
 
 def test_a_refusal_has_its_traceback_at_the_debug_level(
