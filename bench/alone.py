@@ -27,7 +27,7 @@ QUERIES = 1 << 14
 
 
 def cost_ms(work: Callable[[int], int], seconds: float) -> float:
-    """Return CPU milliseconds per query; `work(turn)` does one batch and returns its number of queries."""
+    """Return CPU milliseconds per query. `work(turn)` does one batch and returns its number of queries."""
     work(0)
     done, turn, begun, end = 0, 1, time.process_time(), time.monotonic() + seconds
     while time.monotonic() < end or not done:

@@ -71,7 +71,7 @@ def main():
                     verdicts.append(several(case, entry, truth, number))
                 else:
                     verdicts.append(single(case, entry, truth))
-            # It is what the package raises that is to be known.
+            # Any error of the package is a result.
             except Exception as error:
                 verdicts.append(f"{type(error).__name__}: {error}")
     json.dump(verdicts, sys.stdout)

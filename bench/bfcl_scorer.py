@@ -1,12 +1,11 @@
-"""Our BFCL scorers against the package's own: on every ground truth, and on corrupted calls.
+"""Our BFCL scorers against the package's own, on every ground truth and on corrupted calls.
 
     python3 -m venv reference && uv pip install --python reference/bin/python bfcl-eval==2026.3.23 soundfile
     python -m bench.bfcl_scorer --reference reference/bin/python --corrupted 200 --seed 0
 
-Ground truths become the calls that a model would write: JSON arguments, the first and the last of the values
-that are right; for Java and JavaScript, texts in the language's syntax. A corrupted case has one change,
-drawn at random: some changes leave the calls right. The package judges in `bench/bfcl_reference.py`, with an
-environment of its own.
+Ground truths become calls as a model writes them: JSON arguments, once with the first right value and once
+with the last. A corrupted case has one random change, which may leave it right. The package judges in its own
+environment (`bench/bfcl_reference.py`).
 """
 
 import argparse
@@ -75,7 +74,7 @@ def reference(cases: Sequence[Case], python: Path) -> list[bool | str]:
 
 
 def ground_truths(task: Task) -> list[Case]:
-    """The calls of the answer; for one turn twice, where an argument has several right values."""
+    """The answer's calls, twice for one turn whose arguments have several right values."""
     about = {"id": task["id"], "category": task["category"], "kind": "truth"}
     if "involved_classes" in task:
         return [
@@ -245,7 +244,7 @@ def _other_value(value: Any, draw: random.Random) -> Any:
 
 
 def _light_change(value: Any, draw: random.Random) -> Any:
-    """One that often leaves the value right."""
+    """A change after which the value is often still right."""
     if isinstance(value, str):
         return draw.choice([value.upper(), value.replace(" ", ""), f" {value}. ", value.replace("'", '"')])
     if isinstance(value, int) and not isinstance(value, bool):
@@ -284,7 +283,7 @@ def verdict(task: Task, case: Case) -> bool:
 
 
 def verdict_of_several(task: Task, case: Case) -> bool:
-    """Ours, for a conversation; each of the user's turns is one turn with calls, and one without."""
+    """Our verdict on a conversation. Each user turn is one turn with calls, and one without."""
     episode = MultiTurn().episode(MultiTurn().row(task))
     for calls in case["turns"]:
         if calls:

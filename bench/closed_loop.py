@@ -1,16 +1,11 @@
 """Closed-loop clients in one process: each sends a query, waits for the answer, checks it, sends the next.
 
-    python -m bench.closed_loop ORDER.json
+    python -m bench.closed_loop ORDER.json    # `Order`, written by bench/retrieval.py
 
-ORDER is a file written by bench/retrieval.py (`Order`). The process prints "started" when all clients are
-connected and runs until its stdin closes; then open requests are finished and the record is written. The
-HTTP client is forty lines over asyncio, because the clients share the cores with the server: one of the usual
-libraries costs as much per request as the whole server may.
-
-Checks of an answer: status 200, as many hits as asked for, scores in order. That it belongs to the query is
-likely if it holds the passage that states what was asked. All others, and one in `SAMPLED` of these, are
-recorded with their scores, and the bench compares them with the vectors (`Truth.check`): no answer goes
-unchecked, and one to another question about the same thing is detected.
+It prints "started" when all clients are connected, and runs until its stdin closes. The HTTP client is forty
+lines over asyncio, because clients share the cores with the server. An answer must have status 200, enough
+hits, and scores in order. One with the expected passage is likely right. All others, and one in `SAMPLED` of
+these, are recorded and compared with the vectors later (`Truth.check`).
 """
 
 import asyncio
@@ -54,9 +49,9 @@ class Order:
 
 @dataclass
 class Record:
-    """The results: one entry per request in `begun`, `ended` (monotonic seconds) and `asked` (query numbers).
+    """Per request: `begun`, `ended` (monotonic seconds), `asked` (query numbers), and `answers` with scores.
 
-    `answers` are (query number, titles, scores); `refused` counts answers 503, which are repeated.
+    `refused` counts answers 503, which are repeated.
     """
 
     begun: list[float] = field(default_factory=list)
@@ -74,7 +69,7 @@ class Record:
 
 
 class Connection:
-    """One keep-alive connection; HTTP/1.1 with Content-Length, which all peers send."""
+    """One keep-alive HTTP/1.1 connection with Content-Length, which all peers send."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -103,7 +98,7 @@ class Connection:
         return int(status[9:12]), headers, content
 
     def close(self) -> None:
-        """Drop the connection; the next request opens another."""
+        """Drop the connection. The next request opens another."""
         if self._streams is not None:
             self._streams[1].close()
         self._streams = None

@@ -1,10 +1,8 @@
-"""The live view of a run as a picture for the docs, as it stood at one moment of the run.
+"""The live view of a run at one moment, as a picture for the docs.
 
-    python -m bench.console_picture outputs/checkpoints/demo docs/console.svg           # after three quarters
-    python -m bench.console_picture outputs/checkpoints/demo docs/console.svg --at 1.0
+    python -m bench.console_picture outputs/checkpoints/demo docs/console.svg --at 0.75
 
-Draws the run's own files with the code of the live view; what was written after that moment is left out.
-Paths are shown from the run's folder on.
+It draws the run's own files with the live view's code, without later lines. Paths start at the run's folder.
 """
 
 import argparse
@@ -52,7 +50,7 @@ def draw(run: Path, target: Path, share: float) -> None:
 
 
 def _copy_until(run: Path, target: Path, now: float) -> None:
-    """Copy what a run had written by then; a step's metrics are logged when its weights have been synced."""
+    """Copy everything the run had written by then. A step's metrics count once its weights are synced."""
     records: dict[str, list[dict[str, Any]]] = {
         name: [record for record in read_json_lines(run / name) if record["time"] <= now] for name in _TIMED
     }
@@ -65,7 +63,7 @@ def _copy_until(run: Path, target: Path, now: float) -> None:
 
 
 def main() -> None:
-    """Draw what the arguments ask for."""
+    """Draw the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("target", type=Path)

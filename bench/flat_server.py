@@ -2,10 +2,8 @@
 
     python -m bench.flat_server --vectors world --embedder packaged-minilm --port 9001
 
-A synchronous FastAPI endpoint; the queries of one request are encoded together and searched in an
-`IndexFlatIP`, which compares with every vector. `world` is a folder with `vectors.npy` (unit rows) and
-`corpus.jsonl` (title and text, in the same order), as bench/retrieval.py writes it. Needs faiss-cpu. Only
-for comparison in bench/retrieval.py.
+A synchronous FastAPI endpoint over an `IndexFlatIP`, for comparison in bench/retrieval.py, which writes the
+folder `world`: `vectors.npy` (unit rows) and `corpus.jsonl` (title and text, in the same order).
 """
 
 import argparse
@@ -31,7 +29,7 @@ class RetrieveRequest(BaseModel):
 
 
 def create_app(folder: Path, embedder: str) -> FastAPI:
-    """Load model and vectors; return the app."""
+    """Load model and vectors, and return the app."""
     model, prefix = load_model(embedder)
     vectors = np.load(folder / "vectors.npy")
     index = faiss.IndexFlatIP(vectors.shape[1])

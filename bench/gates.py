@@ -62,7 +62,7 @@ def gates_for(clean: Clean, embed: Embed, cosine: float | None = None) -> Gates:
 
 
 def count_caught(gates: Gates, gate: str, pairs: Sequence[Pair], before: Sequence[Pair]) -> int:
-    """How many of `pairs` the gate refuses; `before` are the accepted ones."""
+    """Return how many of `pairs` the gate refuses, after the accepted pairs `before`."""
     if gate in gates.per_pair:
         return sum(gates.per_pair[gate](pair) is not None for pair in pairs)
     accepted = gates.accepted([*before, *pairs])
@@ -79,7 +79,7 @@ def measure_fault(fault: Fault, clean: Clean, gates: Gates, seed: int) -> Measur
 
 
 def measure_pairing(clean: Clean, folder: Path, trials: int, seed: int) -> tuple[list[Measured], int]:
-    """Damage a written file in each way, `trials` times; and count false alarms on the clean file."""
+    """Damage a written file in each way, `trials` times, and count false alarms on the clean file."""
     split = write_solver_split(
         clean.pairs, clean.prompts, folder, prompt_form="short", generator_checkpoint="demo", seed=seed
     )
@@ -114,7 +114,7 @@ def measure_pairing(clean: Clean, folder: Path, trials: int, seed: int) -> tuple
 
 
 def false_alarms(clean: Clean, gates: Gates, foreign: Gates) -> dict[str, int]:
-    """Clean pairs that each gate refuses; the benchmark of `foreign` holds questions of another world."""
+    """Count the clean pairs that each gate refuses. `foreign` has another world's questions as benchmark."""
     alarms = {name: count_caught(foreign, name, clean.pairs, []) for name in foreign.per_pair}
     for name in gates.across_pairs:
         accepted, refused = gates.accepted(clean.pairs), 0

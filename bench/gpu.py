@@ -1,13 +1,12 @@
 """The recipe on one GPU, piece by piece: does each training stage run, how fast, with how much memory.
 
-    python -m bench.gpu --work outputs/gpu                          # what is not done yet, then the page
-    python -m bench.gpu --work outputs/gpu reference-solver         # one piece
-    python -m bench.gpu --work outputs/gpu --hardware cpu …         # the same pieces where there is no GPU
+    python -m bench.gpu --work outputs/gpu                      # all unfinished pieces, then the page
+    python -m bench.gpu --work outputs/gpu reference-solver     # one piece
+    python -m bench.gpu --work outputs/gpu --hardware cpu …     # the same pieces without a GPU
 
-A piece is one command of the project in a process of its own, on the demo world and the packaged model: a
-short solver or challenger run on one of the two rollout engines, or the solver run on stock veRL, without our
-trainer. A finished piece has a record in the work folder and is not run again, so that the script can be cut
-at any time and continued. `--page outputs/gpu/page.md` writes all records' tables; docs/gpu.md has some.
+Each piece is a process with one command on the demo world and the packaged model: a short solver or
+challenger run on either rollout engine, or the solver on stock veRL. Finished pieces have a record in the
+work folder and do not run again. `--page outputs/gpu/page.md` writes all tables, and docs/gpu.md shows some.
 """
 
 import argparse
@@ -81,7 +80,7 @@ PIECES = {
 
 @dataclass
 class Record:
-    """What a piece left."""
+    """The result of a piece."""
 
     piece: str
     machine: str
@@ -114,7 +113,7 @@ def used_gib() -> float:
 
 @contextmanager
 def peak() -> Iterator[list[float]]:
-    """The most memory in use while this lasts, beyond what was in use before, as the list's one number."""
+    """Collect the most memory in use inside, beyond the memory before, as the list's one number."""
     before, ended = used_gib(), threading.Event()
     most = [0.0]
 
@@ -185,7 +184,7 @@ def drzero(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_piece(name: str, work: Path, hardware: str, batch: int) -> Record:
-    """Run one piece; a failure is a record as well."""
+    """Run one piece. A failure is a record too."""
     words = arguments(name, work, hardware, batch)
     stage = PIECES[name].stage
     ledger = preflight(compose_stage(stage, words), stage).ledger
@@ -246,7 +245,7 @@ def _mean(record: Record, key: str) -> float:
 
 
 def chosen(names: Sequence[str], hardware: str) -> Iterator[str]:
-    """The pieces to run; those that cannot run here are left out, and reported."""
+    """The pieces to run. Pieces that cannot run here are skipped with a message."""
     for name in names or PIECES:
         if PIECES[name].engine == "sglang" and find_spec("sglang") is None:
             print(f"{name}: SGLang is not installed here")
@@ -257,7 +256,7 @@ def chosen(names: Sequence[str], hardware: str) -> Iterator[str]:
 
 
 def main() -> int:
-    """Run what is not done, and write the page; 1 if a piece failed."""
+    """Run unfinished pieces, and write the page. Returns 1 if a piece failed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("pieces", nargs="*", choices=[[], *PIECES], help="default: all")
     parser.add_argument("--work", type=Path, default=Path("outputs/gpu"))

@@ -94,7 +94,7 @@ class Module:
         return [each for each in self.private if uses[each.name] == 1]
 
     def imports(self) -> Iterator[str]:
-        """The dotted names that it imports, anywhere in the file; `from a import b` gives a and a.b."""
+        """The dotted names imported anywhere in the file. `from a import b` gives a and a.b."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
@@ -103,7 +103,7 @@ class Module:
                 yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
     def names_in_strings(self) -> Iterator[str]:
-        """Strings that may name a module, such as those after `python -m`; not of the command table."""
+        """Strings that may name a module, such as after `python -m`, but not in the command table."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and self.name not in TABLES:
                 yield node.value.partition(":")[0]
@@ -185,7 +185,7 @@ def _room_measures(modules: Sequence[Module]) -> Iterator[tuple[str, str]]:
 
 
 def _loop_measures(modules: Sequence[Module], config: Path) -> Iterator[tuple[str, str]]:
-    """What evolve and its stages import, at once or later; modules that code or configs name count too."""
+    """The modules that evolve and its stages need: imported at any time, or named in code or configs."""
     by_name = {module.name: module for module in modules if not module.is_description}
     table = "".join(by_name[name].text for name in TABLES if name in by_name)
     starts = set(re.findall(rf'"(?:{"|".join(COMMANDS)})": CliCommand\(\s*"([\w.]+):', table))

@@ -67,11 +67,11 @@ class Seed:
 
 
 Arm = Mapping[str, Seed]
-"""By the seed's number; with the same number it is compared with another arm's."""
+"""An arm's seeds by number. The same number in another arm makes a pair."""
 
 
 def read_arms(arguments: Sequence[str]) -> dict[str, Arm]:
-    """The arms by name; raises NothingToShow for two of one name, else what `read_arm` raises."""
+    """The arms by name. Raises NothingToShow for two with one name, and as `read_arm`."""
     arms: dict[str, Arm] = {}
     for argument in arguments:
         name, arm = read_arm(argument)
@@ -82,10 +82,7 @@ def read_arms(arguments: Sequence[str]) -> dict[str, Arm]:
 
 
 def read_arm(argument: str) -> tuple[str, Arm]:
-    """The name and the seeds of an argument; raises NothingToShow for a folder with neither loop nor run.
-
-    Of the loops of a folder's seeds, those with nothing to show yet are left out.
-    """
+    """The name and seeds of an argument, without seeds that have nothing yet. Raises NothingToShow."""
     name, equals, folders = argument.partition("=")
     places = [Path(folder) for folder in (folders if equals else argument).split(",")]
     name = name if equals else ",".join(place.name for place in places)
@@ -101,7 +98,7 @@ def read_arm(argument: str) -> tuple[str, Arm]:
 
 
 def read_seed(folder: Path) -> Seed | None:
-    """What a loop's folder, or a training run's, has so far; None if it has nothing."""
+    """The results so far of a loop's or a training run's folder, or None."""
     steps = {stage: dict(_numbered_through(folder, stage)) for stage in STAGES}
     if (folder / "metrics").is_dir():
         run = {number: step for number, step in read_metrics(folder).items() if is_training(step)}
@@ -112,7 +109,7 @@ def read_seed(folder: Path) -> Seed | None:
 
 
 def _numbered_through(loop: Path, stage: str) -> Iterator[tuple[int, dict[str, float]]]:
-    """The steps of all iterations; a challenger counts on by itself, a solver begins each time with 1."""
+    """The steps of all iterations. A challenger keeps counting, a solver restarts at 1 each time."""
     before = 0
     runs = {
         int(run.name.rpartition("_iter")[2]): run
@@ -128,12 +125,12 @@ def _numbered_through(loop: Path, stage: str) -> Iterator[tuple[int, dict[str, f
 
 
 def last_iteration(*arms: Arm) -> int:
-    """The last that all seeds with an evaluated iteration have; 0 if there is none."""
+    """The last iteration that all evaluated seeds have, or 0."""
     return last_of_all(seed.answers for arm in arms for seed in arm.values())
 
 
 def gains(arm: Arm, last: int) -> dict[str, SeedsChange]:
-    """What the iterations up to `last` changed, by benchmark."""
+    """The change from the base to iteration `last`, by benchmark."""
     return gains_over_seeds([seed.answers for seed in arm.values()], last)
 
 
@@ -158,7 +155,7 @@ def gain_rows(arms: Mapping[str, Arm]) -> Iterator[Row]:
 
 
 def difference_rows(arms: Mapping[str, Arm]) -> Iterator[Row]:
-    """One row a benchmark and arm but the first: what it has beyond the first."""
+    """A row per benchmark and arm but the first: its gain beyond the first."""
     (first, base), *others = arms.items()
     for name, arm in others:
         last = last_iteration(base, arm)
@@ -207,7 +204,7 @@ def lines_of(curve: Curve, arm: Arm) -> list[dict[int, float]]:
 
 
 def picture(arms: Mapping[str, Arm]) -> Spec:
-    """Exact match by iteration, then the curves that some arm has, as a Vega-Lite chart; arms by colour."""
+    """Exact match by iteration, then the arms' curves, as a Vega-Lite chart with a colour per arm."""
     answers = [seed.answers[0] for arm in arms.values() for seed in arm.values() if 0 in seed.answers]
     benchmarks = dict.fromkeys(record["benchmark"] for records in answers for record in records)
     curves = [curve for curve in CURVES if any(lines_of(curve, arm) for arm in arms.values())]
@@ -217,7 +214,7 @@ def picture(arms: Mapping[str, Arm]) -> Spec:
 
 
 def score_panels(benchmark: str, arms: Mapping[str, Arm]) -> list[Spec]:
-    """Exact match of base and iterations, with the interval of its change since the base; none without."""
+    """Exact match of base and iterations, with the interval of the change since the base, or nothing."""
     rows: list[dict[str, Any]] = []
     for name, arm in arms.items():
         found = (gains(arm, iteration).get(benchmark) for iteration in range(1, last_iteration(arm) + 1))
@@ -261,7 +258,7 @@ def curve_panel(curve: Curve, arms: Mapping[str, Arm]) -> Spec:
 
 
 def table(headings: str, rows: Iterator[Row]) -> str:
-    """A Markdown table, empty without rows; `headings` are separated by `|`."""
+    """A Markdown table, empty without rows. `|` separates the headings."""
     lines = [f"| {' | '.join(row)} |\n" for row in rows]
     rule = "---|" * (headings.count("|") + 1)
     return "".join([f"| {headings} |\n", f"|{rule}\n", *lines]) if lines else ""

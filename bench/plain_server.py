@@ -30,7 +30,7 @@ class RetrieveRequest(BaseModel):
 
 
 def create_app(chroma_path: Path, collection: str, embedder: str) -> FastAPI:
-    """Load model and collection; return the app."""
+    """Load model and collection, and return the app."""
     model, prefix = load_model(embedder)
     client = chromadb.PersistentClient(str(chroma_path), settings=Settings(anonymized_telemetry=False))
     documents = client.get_collection(collection, embedding_function=None)

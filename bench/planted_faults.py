@@ -1,8 +1,7 @@
-"""Faults planted into clean pairs of the demo world: for each gate those it should catch, and some it cannot.
+"""Faults planted into clean pairs of the demo world: some for each gate to catch, and some it cannot see.
 
-Clean pairs come from chains of known facts, each with the trajectory of a challenger that follows the chain
-(drzero/policies/demonstrations.py). A `Fault` turns clean pairs into faulty ones; `FILE_FAULTS` damage the
-rows of a written solver file. Used by bench/gates.py and, on fewer pairs, by the tests.
+Clean pairs come from chains of known facts, each with a challenger trajectory that follows the chain
+(drzero/policies/demonstrations.py). A `Fault` makes pairs faulty, `FILE_FAULTS` damage a written solver file.
 """
 
 import random
@@ -27,7 +26,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Clean:
-    """Pairs without faults; chains, challenger prompts, sample records and pairs are in the same order."""
+    """Pairs without faults. Chains, challenger prompts, sample records and pairs share one order."""
 
     world: World
     chains: list[Chain]
@@ -93,7 +92,7 @@ def _trajectory(messages: Sequence[Mapping[str, str]]) -> Trajectory:
 # --- faults of a pair --------------------------------------------------------------------------------------
 
 Change = Callable[[Clean, int, random.Random], Pair | None]
-"""The faulty form of clean pair number i; None where the fault does not apply."""
+"""The faulty form of clean pair number i, or None if the fault does not apply."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ def _unanswered_search(clean: Clean, i: int, rng: random.Random) -> Pair | None:
 
 
 def _searching(change: Callable[[tuple[Turn, ...]], tuple[Turn, ...]], least_hop: int) -> Change:
-    """The turns that search changed; for chains of at least so many hops."""
+    """The turns with a changed search, for chains with enough hops."""
 
     def changed(clean: Clean, i: int, rng: random.Random) -> Pair | None:
         pair = clean.pairs[i]
@@ -269,7 +268,7 @@ def _echoed_answer(clean: Clean, i: int, rng: random.Random) -> Pair | None:
 
 
 def rephrased(clean: Clean, i: int, rng: random.Random) -> str | None:
-    """The question of clean pair number i in other words; None if there are none."""
+    """The question of clean pair number i in other words, or None."""
     chain = clean.chains[i]
     phrasings = {compose_question(chain.entities[0], chain.relations, rng) for _ in range(8)} - {
         chain.question

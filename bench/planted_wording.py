@@ -1,7 +1,6 @@
-"""Faults planted into the words of clean pairs: answers given away in disguise, and questions gone wrong.
+"""Faults planted into the words of clean pairs: disguised answers, and bad questions.
 
-`ORDINARY` are good questions and answers with words that a gate could trip over; a refused one is a false
-alarm.
+`ORDINARY` are good questions and answers with words that a gate could trip over.
 """
 
 import random
@@ -27,7 +26,7 @@ _ROMAN += ("X", 10), ("IX", 9), ("V", 5), ("IV", 4), ("I", 1)
 
 
 def _given_away(disguise: Callable[[str], str]) -> Change:
-    """The disguised answer added to the question; where the disguise changes nothing, there is no fault."""
+    """The disguised answer added to the question, or None if the disguise changes nothing."""
 
     def change(clean: Clean, i: int, rng: random.Random) -> Pair | None:
         pair = clean.pairs[i]
@@ -111,7 +110,7 @@ def _gibberish(clean: Clean, i: int, rng: random.Random) -> Pair:
 
 
 def _unfounded_yes(clean: Clean, i: int, rng: random.Random) -> Pair | None:
-    """A yes for two names of which the pair's texts say nothing."""
+    """A yes about two names that the pair's texts never connect."""
     pair = clean.pairs[i]
     shown = "\n".join([pair.document, *(call.response or "" for call in pair.trajectory.searches)])
     names = [
@@ -246,4 +245,4 @@ ORDINARY = (
     ("What did J. R. R. Tolkien teach at Leeds?", "English"),
     ("Which drink is made of rats' tails in the play?", "star tea"),
 )
-"""(question, answer); the evidence and benchmarks are left out of account."""
+"""(question, answer), to be judged without evidence and benchmarks."""

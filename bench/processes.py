@@ -60,7 +60,7 @@ def python(module: str, *args: object, **options: Any) -> "subprocess.Popen[byte
 
 @contextmanager
 def server(module: str, args: Sequence[object], port: int, log: Path) -> Iterator[Server]:
-    """Run a server until the body ends; raises SystemExit with its last lines if it does not start."""
+    """Run a server until the body ends. Raises SystemExit with its last lines if it does not start."""
     with log.open("wb") as stream:
         process = python(module, *args, "--port", port, stdout=stream, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"

@@ -3,8 +3,8 @@
     python -m venv /tmp/pictures && /tmp/pictures/bin/pip install playwright==1.65.2
     /tmp/pictures/bin/python bench/report_pictures.py outputs/checkpoints/demo docs
 
-Writes report-curves.png and report-trajectory.png. Runs in an environment with playwright, which is no part
-of the project's; `chromium` has to be on the path (Debian: apt-get install chromium).
+It writes report-curves.png and report-trajectory.png, in an environment with playwright and with `chromium`
+on the path (Debian: apt-get install chromium).
 """
 
 import argparse

@@ -4,16 +4,13 @@
     python -m bench.retrieval --soak 10                # our server at full load: memory, errors
     python -m bench.retrieval --seconds 5 --passages 2000 --only ours plain --clients 1 64 --dry
 
-Corpus and queries are a demo world's (bench/retrieval_world.py), indexed once into outputs/bench. Every peer
-has the same index or the same vectors, the same model, one torch thread a process, and the same clients
-(bench/closed_loop.py), which run on the same machine. The peers: `ours` is `python -m search.server` with one
-encoder per core and otherwise its defaults (in a soak with a small cache, which fills early, so that the
-memory must stay constant), `plain` bench/plain_server.py, `flat` bench/flat_server.py.
+A demo world (bench/retrieval_world.py) is indexed once into outputs/bench. All peers have the same vectors,
+the same model, one torch thread a process, and the same clients on the same machine. `ours` has one encoder
+per core, and in a soak a small cache that fills early.
 
-The limit is the throughput of the cores if they only encoded at the best batch, searched at the best batch,
-and served HTTP: cores / (encoder + index + HTTP core-seconds per query). Encoder and index are measured alone
-(bench/alone.py), one process per core at once; HTTP is the CPU time of our own server for answers from its
-cache, with the same number of clients. The limit with clients adds their measured CPU time.
+The limit is the cores' throughput at the best batches: cores / (encoder + index + HTTP core-seconds per
+query). bench/alone.py measures encoder and index, HTTP is our server answering from its cache. The limit with
+clients adds their CPU time.
 """
 
 import argparse
@@ -72,7 +69,7 @@ class Bench:
         return server(module, args, _free_port(), log)
 
     def load(self, peer: str, running: Server, stream: Stream, clients: int, work: Path) -> tuple[Row, int]:
-        """Run the clients for `seconds` after a warm-up; also return the number of answers."""
+        """Run the clients for `seconds` after a warm-up. Also returns the number of answers."""
         port = int(running.url.rsplit(":", 1)[1])
         record = work / "record.json"
         order = Order(port, clients, stream, self.base, str(self.folder / QUERIES_FILE), str(record))
@@ -184,7 +181,7 @@ def alone(what: str, folder: Path, embedder: str, copies: int, seconds: float) -
 
 
 def measure(bench: Bench, peers: Sequence[str], clients: Sequence[int]) -> list[Row]:
-    """Measure the whole matrix, with a fresh server per peer and stream; ours answers from its cache last."""
+    """Measure the whole matrix, with a fresh server per peer and stream, and our cache last."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)

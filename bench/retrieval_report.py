@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Soak:
-    """A long load; `memory` has samples by process: (seconds, proportional set size in MiB)."""
+    """A long load. `memory` has samples by process: (seconds, proportional set size in MiB)."""
 
     row: Row
     answered: int
@@ -68,7 +68,7 @@ class About:
 
 @dataclass(frozen=True)
 class Costs:
-    """CPU milliseconds per query by batch size, each part alone; `encoder_one`: one process alone."""
+    """CPU milliseconds per query by batch size, each part alone, with `encoder_one` on an idle machine."""
 
     encoder: dict[int, float]
     encoder_one: dict[int, float]
@@ -82,7 +82,7 @@ HEAD = (
 
 
 def line(row: Row) -> str:
-    """Return one line of the table; CPU figures are per query."""
+    """Return one line of the table, with CPU figures per query."""
     numbers = f"{row.per_second:.0f} | {row.p50:.1f} | {row.p99:.1f}"
     cpu = f"{row.server_ms:.2f} | {row.encoders_ms:.2f} | {row.clients_ms:.2f}"
     checked = f"{row.checked.recall:.4f} | {row.failed} | {row.checked.crossed}"
@@ -148,7 +148,7 @@ NOTES = (
 
 
 def publish(about: About, rows: Sequence[Row], costs: Costs, write: bool) -> None:
-    """Print the section, with the fewest and the most clients; write it and the plot if `write`."""
+    """Print the section, with the fewest and the most clients. Writes it and the plot if `write`."""
     ends = (min(row.clients for row in rows), max(row.clients for row in rows))
     body = [
         f"`python -m bench.retrieval`: {about}",

@@ -12,11 +12,11 @@ from search.chroma.store import open_collection
 from search.embedders import Embedder, EmbedderSpec
 
 SAME_SCORE = 0.02
-"""Half precision in the server moves a score by 1e-2; the answer to another query is 0.1 off and more."""
+"""Half precision in the server moves a score by 1e-2, another query's answer is at least 0.1 off."""
 TIE = 1e-5
 
 Answer = tuple[int, list[str], list[float]]
-"""Query number, titles, scores; as bench/closed_loop.py records them."""
+"""Query number, titles, scores, as bench/closed_loop.py records them."""
 
 
 class Checked(NamedTuple):
@@ -38,10 +38,10 @@ class Truth:
         self.embedder = Embedder(EmbedderSpec(embedder))
 
     def check(self, answers: Sequence[Answer], for_recall: int) -> Checked:
-        """Compare each answer's scores with the cosines of its query; recall over the first `for_recall`.
+        """Compare each answer's scores with its query's cosines. Recall is over the first `for_recall`.
 
-        An answer is crossed if a title is unknown or a score is not the cosine of this query and that
-        passage: the answer to another query has other scores.
+        An answer is crossed if a title is unknown, or a score is not the cosine of this query and that
+        passage.
         """
         if not answers:
             return Checked(0, 0, float("nan"))

@@ -1,17 +1,14 @@
-"""The corpus and queries of bench/retrieval.py: a demo world, its one-fact questions, and how they repeat.
+"""The corpus and queries of bench/retrieval.py: a demo world, its one-fact questions, and their repeats.
 
-Queries are those of a search agent for one hop: "Where was Mara Tesk born?", or bare words such as "the
-birthplace of Mara Tesk". Every eighth one is in unusual characters (accents, full-width letters, another
-script, an emoji), as some of real users' are. All are distinct.
+Queries are a search agent's for one hop: "Where was Mara Tesk born?", or "the birthplace of Mara Tesk". Every
+eighth has unusual characters (accents, full-width letters, another script, an emoji). All are distinct.
 
-A stream numbers the requests of all clients; `query_number` maps a request to its query:
+A stream numbers the requests of all clients, and `query_number` maps a request to its query:
 
-* `distinct`: no query is repeated.
-* `same`: one query, always, which measures a server's cost around encoder and index if it has a cache.
-* `groups`: like the solver's attempts. Five attempts answer one question, each with four searches. A search
-  is the group's (the same words in all five attempts) with probability 0.8, else the attempt's own. Clients
-  take attempts in order, so that those of a group run at about the same time. Of 20 searches of a group about
-  8 are distinct, and the best possible hit rate is 0.6.
+* `distinct` never repeats a query.
+* `same` repeats one query, to measure a server's cost around encoder and index.
+* `groups` asks like five solver attempts at one question, four searches each, with shared words at a
+  probability of 0.8. The best possible hit rate is 0.6.
 """
 
 import json
@@ -34,7 +31,7 @@ ODD_EVERY = 8
 
 
 def query_number(stream: Stream, request: int) -> int:
-    """Return the number of a request's query; `request` counts over all clients, from 0."""
+    """Return the number of a request's query. `request` counts over all clients, from 0."""
     if stream != "groups":
         return request if stream == "distinct" else 0
     attempt, search = divmod(request, SEARCHES)
@@ -56,9 +53,9 @@ QUERIES_FILE = "questions.jsonl"
 
 @dataclass(frozen=True)
 class Queries:
-    """The distinct queries of a world, in an order that mixes relations and names.
+    """The distinct queries of a world, with relations and names mixed.
 
-    `titles` are those of the passages that state what is asked.
+    `titles` name the passages with the answers.
     """
 
     texts: list[str]

@@ -1,13 +1,12 @@
-"""What a run takes from 1 to 64 GPUs and from 10⁴ to 10⁸ passages, and what limits it there: a simulation.
+"""Simulate runs from 1 to 64 GPUs and indices from 10⁴ to 10⁸ passages, and name their limits.
 
     python -m bench.scale                                    # the tables of docs/scale.md
     python -m bench.scale --run outputs/checkpoints/demo     # a run of this machine, next to its simulation
 
-No GPU is needed and none is asked. A step's parts are those of the estimate that preflight prints
-(`drzero.preflight.cost`), an index's sizes those of `search.indexing.size`; added here is what only counts
-at scale: a rollout never ends before its longest conversation does, machines exchange weights over a network,
-and searches need a service that answers as many as the engines ask. Every number is a range, low and high, of
-the assumptions below; tables show its geometric mean and its ends. `--run` says how far that is from a run.
+It needs no GPU. Steps come from preflight's estimate (`drzero.preflight.cost`), indices from
+`search.indexing.size`. Scale adds more: rollouts wait for their longest conversation, machines exchange
+weights over a network, and searches need a fast enough service. Every number is a range, from the assumptions
+below. Tables show its geometric mean and its ends.
 """
 
 import argparse
@@ -40,7 +39,7 @@ INTRODUCTION = (
 GPU_COUNTS = (1, 8, 64)
 PASSAGE_COUNTS = (10**4, 10**5, 10**6, 21 * 10**6, 10**8)
 MACHINE_GPUS = 8
-"""Of one machine; more GPUs are more machines."""
+"""GPUs per machine."""
 PARTS = ("rollouts", "attempts", "update")
 """The parts of a step that depend on the number of GPUs."""
 
@@ -64,7 +63,7 @@ SERVICE_CORES = 16
 HOST_GIB = 336.0
 """Memory of the declared machine (config/compute/8xh100.yaml)."""
 RUN_GIB = 150.0
-"""Of which a run's own processes and what is offloaded take so much (docs/preflight.md)."""
+"""Of that, for a run's own processes and offloaded state (docs/preflight.md)."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +216,7 @@ def steps_table(steps: Sequence[Step], total: int) -> str:
 
 
 def index_table(indices: Iterable[Index], busiest: float) -> str:
-    """Markdown: one row for a number of passages; a run on 8 GPUs asks `busiest` queries a second."""
+    """Markdown, a row per number of passages. A run on 8 GPUs sends `busiest` queries a second."""
     lines = [
         "| passages | memory to serve, GiB | served by | embedding, 8×H100 | embedding, 32 cores | "
         "graph, two cores | queries/s it answers | limit |",
@@ -250,12 +249,12 @@ def limit_of(index: Index, busiest: float) -> str:
 
 
 def spread(of: Range) -> str:
-    """Middle and ends, with as many digits as are worth something."""
+    """Middle and ends, as whole numbers."""
     return f"{middle(of):,.0f} ({of[0]:,.0f}–{of[1]:,.0f})"
 
 
 def compare_run(folder: Path) -> str:
-    """Markdown: the median parts of a run's steps next to what is simulated for its config and machine."""
+    """Markdown: the median parts of a run's steps, next to the simulation for its config and machine."""
     config = cast(DictConfig, OmegaConf.load(folder / "resolved.yaml"))
     stage = "solver" if config.method == "grpo" else "challenger"
     machine = declared_machine(config, starting=True)

@@ -2,10 +2,9 @@
 
     .venv-sglang/bin/python -m bench.sglang_memory   # after make rehearse-sglang; no GPU
 
-SGLang builds each model without memory, as the first rank of its tensor-parallel group, and its own functions
-compute what the weights take, what a token of the cache takes, how many tokens fit, and what is captured as
-graphs. What is free when an engine starts is taken from the ledger: others' memory is not SGLang's business.
-Prints Markdown tables; exits with 1 where the two differ by more than 1 %.
+SGLang builds each model without memory, as the first rank of its tensor-parallel group. Its own functions
+compute weights, bytes per cached token, tokens that fit, and captured graphs. Memory free at an engine's
+start comes from the ledger. Prints Markdown tables. Exits with 1 if the two differ by more than 1 %.
 """
 
 import functools
@@ -39,14 +38,14 @@ FAMILIES = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", "llama": "
 
 @dataclass(frozen=True)
 class Case:
-    """One engine of one model on one machine; each pair is the ledger's figure and SGLang's."""
+    """One engine of one model on one machine. Each pair is the ledger's figure and SGLang's."""
 
     weights: tuple[float, float]
     """GiB on each GPU."""
     cell: tuple[float, float]
     """Bytes of a token's cache on each GPU."""
     tokens: tuple[int, int]
-    """What fits into the share; 0 where that does not hold the weights."""
+    """Tokens that fit into the share, 0 if the weights do not fit."""
 
     @property
     def difference(self) -> float:
@@ -113,7 +112,7 @@ class SGLang:
         return config, self.weights_gib(config)
 
     def weights_gib(self, config: Any) -> float:
-        """What the model's parameters and buffers take on this rank, built without memory."""
+        """GiB of the model's parameters and buffers on this rank, built without memory."""
         from sglang.srt.model_loader.utils import get_model_architecture
 
         made_of, _ = get_model_architecture(config)
@@ -134,7 +133,7 @@ class SGLang:
         from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
         self.as_rank_of(tp)
-        # What the GPU would answer once the weights are loaded.
+        # The GPU's answer once the weights are loaded.
         mixin.get_available_gpu_memory = lambda *args, **kwargs: free - weights
         runner = SimpleNamespace(
             **{"device": "cuda", "gpu_id": 0, "mem_fraction_static": share, "mambaish_config": None},
@@ -230,7 +229,7 @@ def compared(sglang: SGLang) -> tuple[list[str], float]:
 
 
 def graphs(sglang: SGLang) -> tuple[list[str], bool]:
-    """A table of what engines capture on each GPU, and whether the ledger has the same sizes."""
+    """A table of the graphs that engines capture on each GPU, and whether the ledger agrees."""
     shape, agree = KNOWN["qwen2.5-7b-instruct"], True
     seen: dict[str, list[str]] = {}
     for name in sorted({gpu.name for gpu in GPUS.values() if gpu.has_bf16}):

@@ -1,14 +1,13 @@
-"""A challenger's step with its reward streamed, against one whose reward waits until every rollout has ended.
+"""A challenger's step with its reward streamed, against one whose reward waits for the last rollout.
 
     python -m bench.streamed_reward                      # ten minutes; the table goes into bench/README.md
     python -m bench.streamed_reward --attempts 2 --dry   # another shape, printed only
 
-Both arms are veRL's own: agent loop workers that hand each finished trajectory to a reward worker
-(*streamed*, what this recipe does), and agent loop workers without reward workers, followed by
-`compute_rm_score` over the batch (*barrier*). Agent loop, tool, reward, retrieval service, rollout engine and
-solver's server are a run's, as `hardware=cpu` starts them. Rollouts are greedy, attempts have seeds, and both
-engines compute in float32, so that both arms play the same conversations, which is checked. Before each step
-the services are started again and the engine gets its weights again, so that no cache has seen the questions.
+Both arms are veRL's own. *Streamed*: agent loop workers hand each finished trajectory to a reward worker, as
+this recipe does. *Barrier*: no reward workers, then `compute_rm_score` over the batch. All else is as
+`hardware=cpu` starts it. Rollouts are greedy, attempts have seeds, and both engines compute in float32, so
+both arms play the same conversations, which is checked. Services and weights are fresh before each step, so
+no cache has seen the questions.
 """
 
 import argparse
@@ -39,7 +38,7 @@ STREAMED, BARRIER = "streamed", "barrier"
 
 @dataclass(frozen=True)
 class Step:
-    """Rollouts and rewards of one step; times in seconds from its begin."""
+    """Rollouts and rewards of one step, with times in seconds from its begin."""
 
     arm: str
     took: float
