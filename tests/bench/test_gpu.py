@@ -95,5 +95,5 @@ def test_a_piece_runs_without_a_gpu_and_leaves_its_record(tmp_path: Path, speaki
     assert len(made.steps) == gpu.STEPS
     for key in (*gpu.PHASES.values(), *gpu.CHECKS.values()):
         assert any(key in step for step in made.steps), key
-    # Without a GPU the peak is that of the machine, on which other tests run as well.
+    # Without a GPU the peak is the whole machine's, on which other tests run too.
     assert made.peak_gib > 0.5 and made.ledger_gib > 0.5

@@ -60,7 +60,7 @@ def test_arms_are_summed_up_over_their_seeds_and_compared_with_the_first(
     first = read_answers(tmp_path / "plain" / "seed1")
     change = paired(first[0], first[1])
     assert change and gain[-1].split()[0] == f"{change.p:.2g}"
-    # Seeds 1 and 3 are those of both arms: 9 − 6 and 12 − 7 of 20.
+    # Both arms have seeds 1 and 3: 9 − 6 and 12 − 7 of 20.
     difference = next(row for row in shown if row[0] == "longer − plain")
     assert difference[1:5] == ["demo_2hop", "1", "2", "+0.200"]
     curve = next(row for row in shown if row[:2] == ["plain", "challenger: share of ≥ 2 hops that search"])

@@ -56,7 +56,7 @@ def build(
     version: str = "",
     threshold: int = 1000,
 ) -> np.ndarray:
-    """Write a collection whose document n is `text n of seed` at vector n; return the vectors.
+    """Write a collection with document `text n of seed` at vector n, and return the vectors.
 
     From `threshold` documents on, Chroma writes vector files in a folder.
     """
@@ -78,12 +78,12 @@ def build(
 
 
 def written_index(place: ChromaPlace | Path | str, texts: Sequence[str], vectors: np.ndarray) -> Path:
-    """Write texts with their vectors as an index build does, to `place`; return its journal."""
+    """Write texts with their vectors as an index build does, to `place`, and return its journal."""
     return written_target(Collection(ChromaPlace.parse(place), NAME), texts, vectors)
 
 
 def written_target(target: Collection | FaissFolder, texts: Sequence[str], vectors: np.ndarray) -> Path:
-    """Write texts with their vectors as an index build does, in either back end; return its journal."""
+    """Write texts with their vectors as an index build does, in either back end, and return its journal."""
     path = Path(tempfile.mkdtemp()) / "journal.sqlite3"
     (path.parent / "corpus.jsonl").write_text(
         "".join(
@@ -120,7 +120,7 @@ def text_of(number: int, seed: int = 0) -> str:
 
 
 class ChromaServer:
-    """`chroma run` over a folder, on one loopback port; can be stopped and restarted."""
+    """`chroma run` over a folder, on one loopback port, to be stopped and restarted."""
 
     def __init__(self, folder: Path, port: int) -> None:
         self.folder = folder

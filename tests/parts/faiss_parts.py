@@ -47,7 +47,7 @@ def made(kind: str, vectors: np.ndarray) -> Any:
 
 
 def publish(folder: Path, vectors: np.ndarray, kind: str = "flat", contents: Sequence[str] = ()) -> Path:
-    """Write `e5_Flat.index` and `wiki-18.jsonl` to a new folder; return the index's path."""
+    """Write `e5_Flat.index` and `wiki-18.jsonl` to a new folder, and return the index's path."""
     folder.mkdir(parents=True)
     write_corpus(folder / "wiki-18.jsonl", contents or [contents_of(row) for row in range(len(vectors))])
     faiss.write_index(made(kind, vectors), str(folder / "e5_Flat.index"))

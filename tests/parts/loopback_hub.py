@@ -31,9 +31,9 @@ class _Server(ThreadingHTTPServer):
 
 
 class LoopbackHub:
-    """Serves `models` (hub id, file name, content); `fetched` lists the files whose content was asked for.
+    """Serves `models` (hub id, file name, content). `fetched` lists the files whose content was requested.
 
-    With a `status` every request is answered by it; a `silent` hub takes requests and answers none.
+    With a `status` every answer has it. A `silent` hub takes requests and answers none.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class LoopbackHub:
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def asked(self) -> list[str]:
-        """The paths of HEAD requests: each file is asked for so first. The client has requests of its own."""
+        """The paths of HEAD requests, which come first for each file."""
         return list(self._heads)
 
     def __enter__(self) -> Self:

@@ -37,7 +37,7 @@ class Script(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One answer by the script; status 0 is a connection that hangs."""
+    """One answer by the script. Status 0 is a connection that hangs."""
 
     def do_POST(self) -> None:
         assert isinstance(self.server, Script)

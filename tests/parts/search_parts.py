@@ -52,7 +52,7 @@ QUESTIONS = {
 
 
 def build_collection(folder: Path) -> Path:
-    """Index the passages; return the Chroma folder."""
+    """Index the passages, and return the Chroma folder."""
     records = (json.dumps({"title": title, "text": text}) for title, text in PASSAGES.items())
     (folder / "corpus.jsonl").write_text("\n".join(records))
     build_index(folder / "corpus.jsonl", folder / "chroma", COLLECTION, SPEC)
@@ -60,9 +60,9 @@ def build_collection(folder: Path) -> Path:
 
 
 class Server:
-    """`python -m search.server` on a free port of loopback; `url` is where.
+    """`python -m search.server` on a free port of loopback, at `url`.
 
-    Its output goes into a file: an unread pipe would block it once it is full.
+    Its output goes into a file: a full pipe that nobody reads would block it.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class Server:
         return psutil.Process(self.process.pid).children()
 
     def end(self) -> tuple[int, str]:
-        """SIGTERM; return exit code and stderr."""
+        """Send SIGTERM, and return exit code and stderr."""
         self.process.terminate()
         return self.ended(30)
 
     def ended(self, limit_s: float) -> tuple[int, str]:
-        """Wait for its exit; return exit code and stderr."""
+        """Wait for its exit, and return exit code and stderr."""
         return self.process.wait(timeout=limit_s), self.errors
 
     @property
@@ -146,7 +146,7 @@ def serving(chroma: Path | str, *more: str) -> Iterator[Server]:
 def wait_for(
     condition: Callable[[], object], limit_s: float, or_else: Callable[[], object] = lambda: False
 ) -> None:
-    """Return once `condition` holds; fails after `limit_s` seconds, or when `or_else` holds."""
+    """Return once `condition` holds. Fails after `limit_s` seconds, or when `or_else` holds."""
     ends = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < ends, f"the condition did not hold within {limit_s:g} s"
@@ -163,7 +163,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def read_metric(url: str, name: str) -> float:
-    """Return the value of a metric line, labels included; 0 if it is missing."""
+    """Return the value of a metric line, labels included, or 0 if it is missing."""
     text = httpx.get(f"{url}/metrics", trust_env=False, timeout=10).text
     values = (line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(f"{name} "))
     return float(next(values, 0.0))

@@ -13,7 +13,7 @@ MAX_TOKENS = 128
 
 
 def save_tiny_embedder(folder: Path, seed: int = 0) -> EmbedderSpec:
-    """Write a random model of 32 dimensions that reads 128 tokens to `folder`; return how to load it."""
+    """Write a random model of 32 dimensions that reads 128 tokens to `folder`, and return its spec."""
     torch.manual_seed(seed)
     bare = folder.with_name(f"{folder.name}-bare")
     tokenizer = AutoTokenizer.from_pretrained(_local_folder(PACKAGED_EMBEDDER))

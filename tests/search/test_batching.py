@@ -24,7 +24,7 @@ Step = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Encoders:
-    """Encodes a text as its number once `gate` is open; "bad" fails, "nan" has no vector, "lethal" kills."""
+    """Encodes a text as its number once `gate` is open. "bad" fails, "nan" has no vector, "lethal" kills."""
 
     def __init__(self, ready: int = 1) -> None:
         self.ready = ready
@@ -46,7 +46,7 @@ class Encoders:
 
 
 class Index:
-    """Answers a vector with `topk` copies of its number; `down` is what it fails with."""
+    """Answers a vector with `topk` copies of its number, or raises `down`."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""The bench's check that an answer belongs to its query: what a server has crossed is found."""
+"""The bench detects answers that belong to another query."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer_to(folder: Path, query: str) -> dict[str, Any]:
-    """What a server answers, scores included."""
+    """A server's answer, with scores."""
     cosines = np.load(folder / "vectors.npy") @ Embedder(SPEC).encode_queries([query])[0]
     best = np.argsort(-cosines)[: closed_loop.TOPK]
     hits = [{"document": {"title": list(PASSAGES)[place]}, "score": float(cosines[place])} for place in best]

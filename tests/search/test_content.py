@@ -1,4 +1,4 @@
-"""Hashes of a published collection: any damage to what a service reads is found, and use changes nothing."""
+"""Hashes of a published collection find any damage, and use changes nothing."""
 
 import shutil
 import sqlite3
@@ -52,7 +52,7 @@ def test_opening_searching_copying_and_other_collections_change_nothing(folder: 
         with open_collection(folder, NAME) as store:
             store.query(unit_vectors(1, 3), 3)
             assert check_content(folder, NAME)
-    with connect(folder) as client:  # its rows push those of ours out of Chroma's queue
+    with connect(folder) as client:  # its rows push ours out of Chroma's queue
         other = client.create_collection("other", embedding_function=None)
         other.add(ids=[str(n) for n in range(2500)], embeddings=unit_vectors(2, 2500))
     assert check_content(Path(shutil.copytree(folder, tmp_path / "copy")), NAME)

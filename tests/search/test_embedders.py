@@ -54,7 +54,7 @@ def made_model(folder: Path, pooling: str, *, include_prompt: bool = True, dense
 
 
 def encoded(model: SentenceTransformer, texts: list[str], prompt: str) -> np.ndarray:
-    """What the library's own call gives."""
+    """The library's own vectors."""
     return model.encode(texts, prompt=prompt, normalize_embeddings=True, show_progress_bar=False)
 
 

@@ -29,7 +29,7 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
 
 
 def with_pool(spec: EmbedderSpec, work: Callable[[EncoderPool], Awaitable[None]]) -> None:
-    """Run `work` with one replica; none may be left afterwards."""
+    """Run `work` with one replica, which must not outlive it."""
 
     async def whole() -> None:
         async with asyncio.timeout(LIMIT_S), EncoderPool(spec, 1, 1, Metrics()) as pool:
@@ -82,7 +82,7 @@ def take_handles() -> list[int]:
 
 @contextlib.contextmanager
 def files_to_open(free: int) -> Iterator[None]:
-    """Let this process open so many more files or sockets; at the end no fewer must be free."""
+    """Let this process open so many more files or sockets. At the end no fewer must be free."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + 20, hard))
     taken = take_handles()

@@ -36,7 +36,7 @@ PROCESSES.set_forkserver_preload(["search.indexing.shards", "sentence_transforme
 
 
 def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
-    """Some documents are of several chunks; `changed` of them at the end have another text."""
+    """Some documents have several chunks. The last `changed` have another text."""
     records = []
     for number in range(documents):
         about = number + (number >= documents - changed)
@@ -125,7 +125,7 @@ def test_a_server_is_written_as_it_is_embedded(spec: EmbedderSpec, source: Path)
 
 
 def clustered(seed: int, count: int, dimension: int = 64, clusters: int = 100) -> np.ndarray:
-    """Unit vectors (count, dimension) around centres, as those of texts on so many subjects."""
+    """Unit vectors (count, dimension) around centres, like texts on so many subjects."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(clusters, dimension))
     centres /= np.linalg.norm(centres, axis=1, keepdims=True)

@@ -170,7 +170,7 @@ def test_passages_and_documents_are_found_by_id(store: FaissStore) -> None:
 def test_an_index_cut_off_anywhere_is_named(tmp_path: Path, vectors: np.ndarray, kind: str) -> None:
     path = publish(tmp_path / "wiki", vectors, kind)
     whole = path.read_bytes()
-    # Each byte of the header, where FAISS's own mapped reader crashes; some of what follows; and the end.
+    # Each byte of the header, where FAISS's own mapped reader crashes, some later bytes, and the end.
     end = len(whole)
     for size in [*range(120), *range(120, end, end // 20), *range(end - 9, end)]:
         path.write_bytes(whole[:size])

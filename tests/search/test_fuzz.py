@@ -27,7 +27,7 @@ def test_every_path_is_described(described: schemathesis.BaseSchema) -> None:
 def test_requests_that_fit_the_description_are_answered_and_others_refused(
     described: schemathesis.BaseSchema, mode: GenerationMode
 ) -> None:
-    """Status, content type and body are as described; no 5xx."""
+    """Status, content type and body are as described, and no answer is a 5xx."""
 
     @QUIET
     @given(st.data())

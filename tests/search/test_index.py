@@ -59,7 +59,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# --- what a build gives ---
+# --- results of a build ---
 
 
 @pytest.mark.parametrize("batch", [2, 1000])
@@ -147,7 +147,7 @@ def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path: Path)
     assert [key.rpartition("-")[0] for key in found["ids"]] == ["long#1", "long#2"]
 
 
-# --- what is there already ---
+# --- existing collections ---
 
 
 def test_a_repeated_build_leaves_the_folder_unchanged_and_loads_no_model(
@@ -304,7 +304,7 @@ def test_command_line_prints_one_error_line_and_exits_2(
     assert capsys.readouterr().err == f"error: no corpus at {tmp_path}/none.jsonl\n"
 
 
-# --- what was damaged since ---
+# --- damage ---
 
 
 def damage(chroma: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a retrieval service says of its index, and who may hear it, over loopback."""
+"""A retrieval service describes its index to clients with the token, over loopback."""
 
 import threading
 from collections.abc import Iterator

@@ -24,7 +24,7 @@ from search.indexing.chunking import Chunking, ChunkingError
 from search.indexing.journal import IndexJournal
 from search.indexing.shards import build_index
 
-# Three units of chunks, of which a kill at the third call finds two complete.
+# Three units of chunks. A kill at the third call finds two complete.
 DOCUMENTS, CHUNKING = 560, Chunking(64, 8)
 KILLED_IN = ("splitting", "embedding", "writing", "publishing")
 
@@ -38,7 +38,7 @@ def text_of(number: int) -> str:
 
 
 def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
-    """`changed` documents at the end differ from those of a corpus without."""
+    """Write documents, the last `changed` of which have another text."""
     records = [
         {"id": f"d{n}", "title": f"Title {n}", "text": text_of(n + (n >= documents - changed))}
         for n in range(documents)

@@ -1,4 +1,4 @@
-"""The size of an index by arithmetic: it grows with what it is of, and is that of a real index."""
+"""The estimated size of an index grows with its content, and matches a real index."""
 
 from pathlib import Path
 

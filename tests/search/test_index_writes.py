@@ -1,4 +1,4 @@
-"""How often Chroma writes its vector files, and what is in them in the end: everything, for any threshold."""
+"""How often Chroma writes its vector files. In the end they hold everything, for any threshold."""
 
 import sqlite3
 from contextlib import closing

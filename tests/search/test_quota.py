@@ -1,4 +1,4 @@
-"""What a Chroma server allows is kept to: queries at once over all shards, and records of a call."""
+"""A Chroma server's limits are respected: queries at once over all shards, and records per call."""
 
 import json
 import threading

@@ -284,7 +284,7 @@ def test_proxy_of_the_environment_is_not_used_for_a_chroma_within_this_machine(
 class Relay(ThreadingHTTPServer):
     """Passes requests on to a Chroma server, and keeps their paths in `asked`.
 
-    `before` is called with each path first; a number that it returns is the status that is answered instead.
+    `before` is called with each path first. If it returns a number, that is the answer's status.
     """
 
     daemon_threads = True

@@ -47,7 +47,7 @@ def server(chroma: Path) -> Iterator[Server]:
 
 
 class Load:
-    """Clients that ask one question after the other; `seen` counts answers by status, 0 for none at all."""
+    """Clients that ask question after question. `seen` counts answers by status, 0 for none at all."""
 
     def __init__(self, url: str) -> None:
         self.seen: Counter[int] = Counter()
@@ -88,7 +88,7 @@ class Load:
         await self.until(lambda: self.seen[status] >= wanted)
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait for a condition; fails past the limit, or when a client has failed."""
+        """Wait for a condition. Fails past the limit, or when a client has failed."""
         ends = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < ends, f"not so within {LIMIT_S:g} s: {self.seen}"
@@ -108,7 +108,7 @@ class Load:
 
 
 def under_load(url: str, work: Callable[[Load], Awaitable[None]]) -> Load:
-    """Run `work` while clients ask; return what they saw."""
+    """Run `work` while clients ask, and return their load."""
 
     async def whole() -> Load:
         async with Load(url).running() as load:

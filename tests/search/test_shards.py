@@ -152,7 +152,7 @@ class Encoders:
 
 
 async def wire(index: Index) -> list[bytes]:
-    """What the service answers all queries, as JSON with scores."""
+    """The service's answers to all queries, as JSON with scores."""
     with closing(index.open()) as store:
         retrieval = Retrieval(store, cast(EncoderPool, Encoders()), Metrics())
         found = await retrieval.search([str(number) for number in range(len(QUERIES))], 5)

@@ -33,7 +33,7 @@ TOGETHER = 30
 
 
 def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
-    """Documents of which every tenth has several chunks, and two have one text; the last `changed` differ."""
+    """Every tenth document has several chunks, two share one text, and the last `changed` differ."""
     texts = [
         f"Passage {n + (n >= documents - changed)} tells of the harbour. " * (30 if n % 10 == 0 else 1)
         for n in range(documents)
@@ -104,7 +104,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     yield passages
 
 
-# --- what a build gives ---
+# --- results of a build ---
 
 
 def test_the_index_is_that_of_one_collection(built: Path, spec: EmbedderSpec, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from search.sources.faults import CorpusError
 
 
 def read(source: Path | str, **settings: Any) -> list[Document]:
-    """The documents; raises CorpusError for faults, as an index build does."""
+    """The documents. Raises CorpusError for faults, as an index build does."""
     corpus, reading = Corpus(source, **settings), Reading()
     documents = [document for _, document in corpus.read(reading)]
     corpus.check(reading)
@@ -86,7 +86,7 @@ def test_other_and_hidden_files_are_left_out(tmp_path: Path) -> None:
         ("x.md", b"\xef\xbb\xbf# Orrin\nA town.", "Orrin", "A town."),
         ("x.md", "## Orrin\nA town.\n### Harbour\nOld.", "Orrin", "A town.\n### Harbour\nOld."),
         ("x.md", "# Orrin\nA town.\n# Sarn\nAnother.", "Orrin", "A town.\n# Sarn\nAnother."),
-        # That of the first part, not of the whole.
+        # The first part's heading, not the whole's.
         ("x.md", "## Harbour\nOld.\n## Market\nNew.", "x", "## Harbour\nOld.\n## Market\nNew."),
         ("x.md", "### Note\nOld.\n## Market\nNew.", "x", "### Note\nOld.\n## Market\nNew."),
     ],
@@ -117,7 +117,7 @@ def test_a_folder_without_texts_is_refused_with_what_a_corpus_is(tmp_path: Path)
 
 
 def index(source: Path | str, **settings: Any) -> Survey:
-    """What an index build does first, with its journal of its own."""
+    """The first step of an index build, with its own journal."""
     with TemporaryDirectory() as folder, closing(IndexJournal(Path(folder) / "journal")) as journal:
         return journal.survey(Corpus(source, **settings))
 
@@ -459,7 +459,7 @@ def test_alike_faults_are_one_line_that_counts_them(tmp_path: Path) -> None:
 
 @pytest.fixture
 def data_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A hub with one data set of tables and one of texts; nothing of it is cached yet."""
+    """A hub with one data set of tables and one of texts, and an empty cache."""
     sets = {
         "org/words": {
             "README.md": b"# Words\nA data set.",
