@@ -1,7 +1,5 @@
 """Our store and server over a real Chroma server that stops, restarts, hangs or holds other collections."""
 
-import asyncio
-import json
 import os
 import signal
 import threading
@@ -9,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
-from itertools import cycle
 from pathlib import Path
 
 import chromadb.config
@@ -18,16 +15,14 @@ import numpy as np
 import pytest
 from chroma_parts import NAME, ChromaServer, build, chroma_server, collection_info, text_of
 from conftest import StartPeer, unused_port
-from search_parts import PASSAGES, SPEC, Server, read_metric, wait_for
+from search_parts import wait_for
 
 import search.chroma.location
 from drzero.recipe.fingerprint import fingerprint_collection
 from search.chroma.location import ChromaPlace, connect, request_headers
 from search.chroma.sharded_store import chroma_index
 from search.chroma.store import Store, collection_names, iter_documents, open_collection
-from search.client import SearchClient, SearchUnavailable
 from search.errors import StoreError, StoreUnavailable
-from search.indexing.shards import build_index
 from search.server import wait_for_store
 
 COUNT = 20
@@ -369,95 +364,3 @@ def test_index_that_limits_the_rate_is_unavailable_and_not_connected_to_again(
         relay.before = lambda path: None
         assert answers_right(store, vectors)
     assert [path.rpartition("/")[2].partition("?")[0] for path in relay.asked] == ["query", "query", NAME]
-
-
-@pytest.fixture
-def servers(chroma: ChromaServer, tmp_path: Path) -> Iterator[list[Server]]:
-    """Two retrieval servers over one collection of the Chroma server."""
-    empty(chroma)
-    records = (json.dumps({"title": title, "text": text}) for title, text in PASSAGES.items())
-    (tmp_path / "corpus.jsonl").write_text("\n".join(records))
-    build_index(tmp_path / "corpus.jsonl", chroma.url, NAME, SPEC)
-    # Without the cache, which could answer while Chroma is away.
-    started = [Server(chroma.url, "--cache-mb", "0") for _ in range(2)]
-    try:
-        for server in started:
-            server.wait_healthy()
-        yield started
-    finally:
-        for server in started:
-            if not server.is_over():
-                server.end()
-
-
-class Asker:
-    """Asks a server for one town after the other, and keeps its answers."""
-
-    def __init__(self, url: str) -> None:
-        self.answers: list[tuple[str, str]] = []
-        self.failures: list[str] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._ask(url)))
-        self._thread.start()
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    async def _ask(self, url: str) -> None:
-        client = SearchClient(url, topk=1, deadline_s=6)
-        for name in cycle(PASSAGES):
-            if self._ended.is_set():
-                break
-            try:
-                ((passage,),) = await client.retrieve([f"{name}\n{PASSAGES[name]}"])
-            except SearchUnavailable as error:
-                self.failures.append(str(error))
-            else:
-                self.answers.append((name, passage["title"]))
-            await asyncio.sleep(0.05)
-        await client.aclose()
-
-
-@pytest.mark.slow("several servers over a flapping one; a single outage is tested in process")
-def test_servers_over_a_chroma_that_stops_and_starts_give_no_wrong_answer_and_recover(
-    chroma: ChromaServer, servers: list[Server]
-) -> None:
-    askers = [Asker(server.url) for server in servers]
-    try:
-        wait_for(lambda: all(len(asker.answers) > 5 for asker in askers), LIMIT_S)
-        chroma.stop()
-        wait_for(lambda: all("HTTP 503" in " ".join(asker.failures) for asker in askers), LIMIT_S)
-        before = [len(asker.answers) for asker in askers]
-        chroma.start()
-        wait_for(
-            lambda: all(len(asker.answers) > count + 5 for asker, count in zip(askers, before, strict=True)),
-            LIMIT_S,
-        )
-    finally:
-        for asker in askers:
-            asker.end()
-    assert all(name == title for asker in askers for name, title in asker.answers)
-
-
-@pytest.mark.slow("a server of its own; a hanging index is given up in process")
-def test_sigterm_stops_a_server_whose_index_hangs_in_time(
-    chroma: ChromaServer, servers: list[Server]
-) -> None:
-    server = servers[0]
-    encoded = read_metric(server.url, "retrieval_encode_seconds_count")
-
-    def ask() -> int:
-        body = {"queries": ["salt"]}
-        return httpx.post(f"{server.url}/retrieve", json=body, trust_env=False, timeout=30).status_code
-
-    chroma.signal(signal.SIGSTOP)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(ask)
-            wait_for(lambda: read_metric(server.url, "retrieval_encode_seconds_count") > encoded, LIMIT_S)
-            server.process.terminate()
-            code, _ = server.ended(10)
-        assert (code, asked.result()) == (0, 503)
-    finally:
-        chroma.signal(signal.SIGCONT)

@@ -254,24 +254,6 @@ def test_sigterm_stops_a_server_whose_encoder_hangs_in_time_and_answers_open_req
     assert not lives(encoder)
 
 
-@pytest.mark.slow("a server of its own; test_remote.py waits for an index as well")
-def test_a_server_started_while_its_index_is_missing_waits_for_it(chroma: Path) -> None:
-    away = chroma.with_name("away")
-    chroma.rename(away)
-    server = Server(chroma)
-    try:
-        try:
-            wait_for(
-                lambda: f"no Chroma folder at {chroma}" in server.errors, START_S, or_else=server.is_over
-            )
-        finally:
-            away.rename(chroma)
-        server.wait_healthy()
-    finally:
-        code, errors = server.end()
-    assert code == 0 and errors.count("waiting for the index") == 1
-
-
 def test_sigterm_stops_a_server_that_waits_for_its_index(tmp_path: Path) -> None:
     server = Server(tmp_path / "none")
     wait_for(lambda: "waiting for the index" in server.errors, START_S, or_else=server.is_over)
