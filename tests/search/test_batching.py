@@ -6,6 +6,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
+from functools import wraps
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from search.serving.encoders import EncodeFailed, EncoderDied
 from search.serving.metrics import Metrics
 
 LONG_S = 2.0  # a window that no test reaches by accident
-Step = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Encoders:
@@ -100,175 +100,153 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def run(step: Step) -> None:
-    async def whole() -> None:
-        await step()
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test in an event loop, and close its schedulers."""
+
+    async def whole(**given: Any) -> None:
+        await test(**given)
         while BENCHES:
             bench = BENCHES.pop()
             bench.batcher.give_up("the test is over")
             bench.encoders.gate.set()
             await bench.batcher.close()
 
-    asyncio.run(asyncio.wait_for(whole(), 30))
+    return wraps(test)(lambda **given: asyncio.run(asyncio.wait_for(whole(**given), 30)))
 
 
 # --- the window ---
 
 
-def test_a_lone_request_does_not_wait() -> None:
-    async def step() -> None:
-        bench = Bench()
-        for text in ("a", "b", "c"):
-            bench.batcher.submit([text], 1)
-            await turns()
-            assert bench.encoders.batches[-1] == [text]
-            await asyncio.sleep(0.02)
-
-    run(step)
-
-
-def test_a_lone_client_that_asks_lists_does_not_wait_either() -> None:
-    async def step() -> None:
-        bench = Bench()
-        await bench.ask("a", "b", "c")
-        bench.batcher.submit(["d"], 1)
+@in_a_loop
+async def test_a_lone_request_does_not_wait() -> None:
+    bench = Bench()
+    for text in ("a", "b", "c"):
+        bench.batcher.submit([text], 1)
         await turns()
-        assert bench.encoders.batches == [["a", "b", "c"], ["d"]]
+        assert bench.encoders.batches[-1] == [text]
+        await asyncio.sleep(0.02)
 
-    run(step)
+
+@in_a_loop
+async def test_a_lone_client_that_asks_lists_does_not_wait_either() -> None:
+    bench = Bench()
+    await bench.ask("a", "b", "c")
+    bench.batcher.submit(["d"], 1)
+    await turns()
+    assert bench.encoders.batches == [["a", "b", "c"], ["d"]]
 
 
-def test_requests_of_one_moment_are_one_batch() -> None:
-    async def step() -> None:
-        bench = Bench()
-        await asyncio.gather(*(bench.ask(text) for text in "abc"))
+@in_a_loop
+async def test_requests_of_one_moment_are_one_batch() -> None:
+    bench = Bench()
+    await asyncio.gather(*(bench.ask(text) for text in "abc"))
+    assert bench.encoders.batches == [["a", "b", "c"]]
+
+
+@in_a_loop
+async def test_a_batch_waits_for_a_request_that_has_begun_to_arrive() -> None:
+    bench = Bench()
+    bench.batcher.expect()
+    first = asyncio.create_task(bench.ask("a"))
+    await turns()
+    assert not bench.encoders.batches
+    bench.batcher.arrived()
+    (second,) = bench.batcher.submit(["b"], 1)
+    await asyncio.gather(first, second.future)
+    assert bench.encoders.batches == [["a", "b"]]
+
+
+@in_a_loop
+async def test_a_held_batch_starts_when_the_awaited_request_is_refused() -> None:
+    bench = Bench()
+    bench.batcher.expect()
+    bench.batcher.submit(["a"], 1)
+    await turns()
+    bench.batcher.arrived()
+    await turns()
+    assert bench.encoders.batches == [["a"]]
+
+
+@in_a_loop
+async def test_a_batch_waits_no_longer_than_the_window() -> None:
+    bench = Bench(window_s=0.02)
+    bench.batcher.expect()
+    assert await bench.ask("a") == [[_number("a")]]
+
+
+@in_a_loop
+async def test_a_batch_waits_only_for_the_clients_that_were_answered_together() -> None:
+    bench = Bench()
+    await asyncio.gather(*(bench.ask(text) for text in "abc"))
+    for text in "def":
+        bench.batcher.expect()
         assert bench.encoders.batches == [["a", "b", "c"]]
-
-    run(step)
-
-
-def test_a_batch_waits_for_a_request_that_has_begun_to_arrive() -> None:
-    async def step() -> None:
-        bench = Bench()
-        bench.batcher.expect()
-        first = asyncio.create_task(bench.ask("a"))
-        await turns()
-        assert not bench.encoders.batches
         bench.batcher.arrived()
-        (second,) = bench.batcher.submit(["b"], 1)
-        await asyncio.gather(first, second.future)
-        assert bench.encoders.batches == [["a", "b"]]
-
-    run(step)
-
-
-def test_a_held_batch_starts_when_the_awaited_request_is_refused() -> None:
-    async def step() -> None:
-        bench = Bench()
-        bench.batcher.expect()
-        bench.batcher.submit(["a"], 1)
+        bench.batcher.submit([text], 1)
         await turns()
-        bench.batcher.arrived()
-        await turns()
-        assert bench.encoders.batches == [["a"]]
-
-    run(step)
+    assert bench.encoders.batches[1:] == [["d", "e", "f"]]
 
 
-def test_a_batch_waits_no_longer_than_the_window() -> None:
-    async def step() -> None:
-        bench = Bench(window_s=0.02)
-        bench.batcher.expect()
-        assert await bench.ask("a") == [[_number("a")]]
-
-    run(step)
-
-
-def test_a_batch_waits_only_for_the_clients_that_were_answered_together() -> None:
-    async def step() -> None:
-        bench = Bench()
-        await asyncio.gather(*(bench.ask(text) for text in "abc"))
-        for text in "def":
-            bench.batcher.expect()
-            assert bench.encoders.batches == [["a", "b", "c"]]
-            bench.batcher.arrived()
-            bench.batcher.submit([text], 1)
-            await turns()
-        assert bench.encoders.batches[1:] == [["d", "e", "f"]]
-
-    run(step)
-
-
-def test_a_full_batch_does_not_wait() -> None:
-    async def step() -> None:
-        bench = Bench(batch=2)
-        bench.batcher.expect()
-        bench.batcher.submit(["a", "b"], 1)
-        await turns()
-        assert bench.encoders.batches == [["a", "b"]]
-
-    run(step)
+@in_a_loop
+async def test_a_full_batch_does_not_wait() -> None:
+    bench = Bench(batch=2)
+    bench.batcher.expect()
+    bench.batcher.submit(["a", "b"], 1)
+    await turns()
+    assert bench.encoders.batches == [["a", "b"]]
 
 
 # --- batches ---
 
 
-def test_queued_queries_are_one_batch_up_to_its_limit_oldest_first() -> None:
-    async def step() -> None:
-        bench = Bench(batch=4)
-        await bench.occupy()
-        asked = [asyncio.create_task(bench.ask(*texts)) for texts in ("a", "bb", "c", "d")]
-        await turns()
-        bench.encoders.gate.set()
-        answers = await asyncio.gather(*asked)
-        assert bench.encoders.batches == [["a", "b", "b", "c"], ["d"]]
-        assert answers == [[[_number(text)] for text in texts] for texts in ("a", "bb", "c", "d")]
-
-    run(step)
+@in_a_loop
+async def test_queued_queries_are_one_batch_up_to_its_limit_oldest_first() -> None:
+    bench = Bench(batch=4)
+    await bench.occupy()
+    asked = [asyncio.create_task(bench.ask(*texts)) for texts in ("a", "bb", "c", "d")]
+    await turns()
+    bench.encoders.gate.set()
+    answers = await asyncio.gather(*asked)
+    assert bench.encoders.batches == [["a", "b", "b", "c"], ["d"]]
+    assert answers == [[[_number(text)] for text in texts] for texts in ("a", "bb", "c", "d")]
 
 
-def test_two_free_encoders_share_the_queue() -> None:
-    async def step() -> None:
-        bench = Bench(ready=2)
-        await bench.occupy()
-        asked = asyncio.create_task(bench.ask(*map(str, range(40))))
-        await turns()
-        bench.encoders.gate.set()
-        await asked
-        assert sorted(map(len, bench.encoders.batches)) == [20, 20]
-
-    run(step)
+@in_a_loop
+async def test_two_free_encoders_share_the_queue() -> None:
+    bench = Bench(ready=2)
+    await bench.occupy()
+    asked = asyncio.create_task(bench.ask(*map(str, range(40))))
+    await turns()
+    bench.encoders.gate.set()
+    await asked
+    assert sorted(map(len, bench.encoders.batches)) == [20, 20]
 
 
-def test_the_next_batch_is_encoded_while_one_is_searched() -> None:
-    async def step() -> None:
-        bench = Bench(batch=1)
-        searching, go_on = threading.Event(), threading.Event()
+@in_a_loop
+async def test_the_next_batch_is_encoded_while_one_is_searched() -> None:
+    bench = Bench(batch=1)
+    searching, go_on = threading.Event(), threading.Event()
 
-        def slow(vectors: np.ndarray, topk: int) -> list[list[float]]:
-            searching.set()
-            assert go_on.wait(20)
-            return [[0.0]] * len(vectors)
+    def slow(vectors: np.ndarray, topk: int) -> list[list[float]]:
+        searching.set()
+        assert go_on.wait(20)
+        return [[0.0]] * len(vectors)
 
-        bench.batcher._search = slow
-        first, second = (asyncio.create_task(bench.ask(text)) for text in "ab")
-        await asyncio.to_thread(searching.wait, 20)
-        await turns()
-        assert bench.encoders.batches == [["a"], ["b"]]
-        go_on.set()
-        await asyncio.gather(first, second)
-
-    run(step)
+    bench.batcher._search = slow
+    first, second = (asyncio.create_task(bench.ask(text)) for text in "ab")
+    await asyncio.to_thread(searching.wait, 20)
+    await turns()
+    assert bench.encoders.batches == [["a"], ["b"]]
+    go_on.set()
+    await asyncio.gather(first, second)
 
 
-def test_each_topk_is_searched_separately() -> None:
-    async def step() -> None:
-        bench = Bench()
-        few, many, more = await asyncio.gather(bench.ask("a"), bench.ask("b", topk=5), bench.ask("c"))
-        assert [len(answer) for (answer,) in (few, many, more)] == [1, 5, 1]
-        assert sorted(bench.index.calls) == [(1, 5), (2, 1)]
-
-    run(step)
+@in_a_loop
+async def test_each_topk_is_searched_separately() -> None:
+    bench = Bench()
+    few, many, more = await asyncio.gather(bench.ask("a"), bench.ask("b", topk=5), bench.ask("c"))
+    assert [len(answer) for (answer,) in (few, many, more)] == [1, 5, 1]
+    assert sorted(bench.index.calls) == [(1, 5), (2, 1)]
 
 
 @given(st.lists(st.text(max_size=300), max_size=80))
@@ -298,132 +276,114 @@ def test_every_request_gets_its_own_answers_in_order(
         answers = await asyncio.gather(*(bench.ask(*texts, topk=topk) for texts, topk in requests))
         assert answers == [[[_number(text)] * topk for text in texts] for texts, topk in requests]
 
-    run(step)
+    in_a_loop(step)()
 
 
 # --- a full queue, and clients that leave ---
 
 
-def test_a_full_queue_refuses_at_once_with_the_seconds_to_wait() -> None:
-    async def step() -> None:
-        bench = Bench(queue=3)
-        await bench.occupy()
-        bench.batcher.check_room(100)  # nothing waits: one request may be larger than the queue
-        bench.batcher.submit(["a", "b"], 1)
-        bench.batcher.check_room(1)
-        with pytest.raises(Unavailable, match="2 queries wait, at most 3 may") as refusal:
-            bench.batcher.check_room(2)
-        assert refusal.value.retry_after_s >= 1
-
-    run(step)
+@in_a_loop
+async def test_a_full_queue_refuses_at_once_with_the_seconds_to_wait() -> None:
+    bench = Bench(queue=3)
+    await bench.occupy()
+    bench.batcher.check_room(100)  # nothing waits: one request may be larger than the queue
+    bench.batcher.submit(["a", "b"], 1)
+    bench.batcher.check_room(1)
+    with pytest.raises(Unavailable, match="2 queries wait, at most 3 may") as refusal:
+        bench.batcher.check_room(2)
+    assert refusal.value.retry_after_s >= 1
 
 
-def test_the_retry_time_follows_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def step() -> None:
-        bench = Bench(queue=3)
-        now = asyncio.get_running_loop().time()
-        monkeypatch.setattr("time.monotonic", lambda: now)
-        bench.batcher._done.extend([(now - 10, 5), (now - 5, 50), (now, 50)])  # 100 queries in 10 seconds
-        await bench.occupy()
-        bench.batcher.submit(["a"] * 75, 1)
-        assert bench.batcher.retry_after_s() == 8
-
-    run(step)
+@in_a_loop
+async def test_the_retry_time_follows_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(queue=3)
+    now = asyncio.get_running_loop().time()
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    bench.batcher._done.extend([(now - 10, 5), (now - 5, 50), (now, 50)])  # 100 queries in 10 seconds
+    await bench.occupy()
+    bench.batcher.submit(["a"] * 75, 1)
+    assert bench.batcher.retry_after_s() == 8
 
 
-def test_a_cancelled_query_is_not_encoded_and_frees_its_place() -> None:
-    async def step() -> None:
-        bench = Bench(queue=2)
-        await bench.occupy()
-        given_up, kept = bench.batcher.submit(["given up", "kept"], 1)
-        bench.batcher.leave(given_up)
-        bench.batcher.check_room(1)
-        bench.encoders.gate.set()
-        await kept.future
-        assert bench.encoders.batches == [["kept"]]
-
-    run(step)
+@in_a_loop
+async def test_a_cancelled_query_is_not_encoded_and_frees_its_place() -> None:
+    bench = Bench(queue=2)
+    await bench.occupy()
+    given_up, kept = bench.batcher.submit(["given up", "kept"], 1)
+    bench.batcher.leave(given_up)
+    bench.batcher.check_room(1)
+    bench.encoders.gate.set()
+    await kept.future
+    assert bench.encoders.batches == [["kept"]]
 
 
-def test_cancelled_queries_are_forgotten_although_no_encoder_is_ready() -> None:
-    async def step() -> None:
-        bench = Bench(ready=0)
-        futures = []
-        for _ in range(100):
-            (query,) = bench.batcher.submit(["given up"], 1)
-            bench.batcher.leave(query)
-            futures.append(weakref.ref(query.future))
-        del query
-        gc.collect()
-        assert not any(future() for future in futures)
-
-    run(step)
+@in_a_loop
+async def test_cancelled_queries_are_forgotten_although_no_encoder_is_ready() -> None:
+    bench = Bench(ready=0)
+    futures = []
+    for _ in range(100):
+        (query,) = bench.batcher.submit(["given up"], 1)
+        bench.batcher.leave(query)
+        futures.append(weakref.ref(query.future))
+    del query
+    gc.collect()
+    assert not any(future() for future in futures)
 
 
-def test_a_query_cancelled_while_it_is_encoded_is_not_searched() -> None:
-    async def step() -> None:
-        bench = Bench()
-        bench.encoders.gate.clear()
-        given_up, kept = bench.batcher.submit(["given up", "kept"], 1)
-        await turns()
-        bench.batcher.leave(given_up)
-        bench.encoders.gate.set()
-        await kept.future
-        assert bench.index.calls == [(1, 1)]
-
-    run(step)
+@in_a_loop
+async def test_a_query_cancelled_while_it_is_encoded_is_not_searched() -> None:
+    bench = Bench()
+    bench.encoders.gate.clear()
+    given_up, kept = bench.batcher.submit(["given up", "kept"], 1)
+    await turns()
+    bench.batcher.leave(given_up)
+    bench.encoders.gate.set()
+    await kept.future
+    assert bench.index.calls == [(1, 1)]
 
 
 # --- failures ---
 
 
 @pytest.mark.parametrize(("bad", "reason"), [("bad", "RuntimeError: bad text"), ("nan", "no finite vector")])
-def test_a_bad_query_fails_alone(bad: str, reason: str) -> None:
-    async def step() -> None:
-        bench = Bench()
-        good, failed, other = await asyncio.gather(
-            bench.ask("a", "b"), bench.ask(bad), bench.ask("c"), return_exceptions=True
-        )
-        assert (good, other) == ([[_number("a")], [_number("b")]], [[_number("c")]])
-        assert isinstance(failed, EncodeFailed) and reason in str(failed)
-
-    run(step)
+@in_a_loop
+async def test_a_bad_query_fails_alone(bad: str, reason: str) -> None:
+    bench = Bench()
+    good, failed, other = await asyncio.gather(
+        bench.ask("a", "b"), bench.ask(bad), bench.ask("c"), return_exceptions=True
+    )
+    assert (good, other) == ([[_number("a")], [_number("b")]], [[_number("c")]])
+    assert isinstance(failed, EncodeFailed) and reason in str(failed)
 
 
-def test_an_unavailable_index_is_called_once_per_batch_and_works_when_it_is_back() -> None:
-    async def step() -> None:
-        bench = Bench()
-        bench.index.down = StoreUnavailable("folder gone")
-        failures = await asyncio.gather(*(bench.ask(text) for text in "abc"), return_exceptions=True)
-        assert [str(failure) for failure in failures] == ["the index does not answer: folder gone"] * 3
-        assert all(isinstance(failure, Unavailable) for failure in failures)
-        assert bench.index.calls == [(3, 1)]
-        bench.index.down = None
-        assert await bench.ask("a") == [[_number("a")]]
-
-    run(step)
+@in_a_loop
+async def test_an_unavailable_index_is_called_once_per_batch_and_works_when_it_is_back() -> None:
+    bench = Bench()
+    bench.index.down = StoreUnavailable("folder gone")
+    failures = await asyncio.gather(*(bench.ask(text) for text in "abc"), return_exceptions=True)
+    assert [str(failure) for failure in failures] == ["the index does not answer: folder gone"] * 3
+    assert all(isinstance(failure, Unavailable) for failure in failures)
+    assert bench.index.calls == [(3, 1)]
+    bench.index.down = None
+    assert await bench.ask("a") == [[_number("a")]]
 
 
-def test_a_batch_whose_encoder_died_is_repeated_on_another_ahead_of_the_others() -> None:
-    async def step() -> None:
-        bench = Bench(batch=2)
-        bench.encoders.deaths = 1
-        answers = await asyncio.gather(*(bench.ask(text) for text in ("a", "lethal", "c")))
-        assert answers == [[[_number(text)]] for text in ("a", "lethal", "c")]
-        assert bench.encoders.batches == [["a", "lethal"], ["a", "lethal"], ["c"]]
-
-    run(step)
+@in_a_loop
+async def test_a_batch_whose_encoder_died_is_repeated_on_another_ahead_of_the_others() -> None:
+    bench = Bench(batch=2)
+    bench.encoders.deaths = 1
+    answers = await asyncio.gather(*(bench.ask(text) for text in ("a", "lethal", "c")))
+    assert answers == [[[_number(text)]] for text in ("a", "lethal", "c")]
+    assert bench.encoders.batches == [["a", "lethal"], ["a", "lethal"], ["c"]]
 
 
-def test_a_batch_whose_encoder_died_twice_is_unavailable() -> None:
-    async def step() -> None:
-        bench = Bench()
-        bench.encoders.deaths = 2
-        with pytest.raises(Unavailable, match="died twice"):
-            await bench.ask("lethal")
-        assert await bench.ask("a") == [[_number("a")]]
-
-    run(step)
+@in_a_loop
+async def test_a_batch_whose_encoder_died_twice_is_unavailable() -> None:
+    bench = Bench()
+    bench.encoders.deaths = 2
+    with pytest.raises(Unavailable, match="died twice"):
+        await bench.ask("lethal")
+    assert await bench.ask("a") == [[_number("a")]]
 
 
 def test_closing_does_not_wait_for_an_encoder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,34 +396,30 @@ def test_closing_does_not_wait_for_an_encoder_that_hangs(monkeypatch: pytest.Mon
         with pytest.raises(Unavailable, match="closed"):
             await hanging
 
-    run(step)
+    in_a_loop(step)()
 
 
-def test_queries_wait_while_no_encoder_is_ready() -> None:
-    async def step() -> None:
-        bench = Bench(ready=0)
-        asked = asyncio.create_task(bench.ask("a"))
-        await turns()
-        assert not bench.encoders.batches
-        bench.encoders.ready = 1
-        bench.encoders.on_ready()
-        assert await asked == [[_number("a")]]
-
-    run(step)
+@in_a_loop
+async def test_queries_wait_while_no_encoder_is_ready() -> None:
+    bench = Bench(ready=0)
+    asked = asyncio.create_task(bench.ask("a"))
+    await turns()
+    assert not bench.encoders.batches
+    bench.encoders.ready = 1
+    bench.encoders.on_ready()
+    assert await asked == [[_number("a")]]
 
 
-def test_giving_up_fails_queued_queries_and_those_in_progress() -> None:
-    async def step() -> None:
-        bench = Bench()
-        busy = await bench.occupy()
-        waiting = asyncio.create_task(bench.ask("a"))
-        await turns()
-        bench.batcher.give_up("the server is shutting down")
-        for task in (busy, waiting):
-            with pytest.raises(Unavailable, match="shutting down"):
-                await task
-        bench.encoders.gate.set()
-        await bench.batcher.close()
-        assert not bench.encoders.batches
-
-    run(step)
+@in_a_loop
+async def test_giving_up_fails_queued_queries_and_those_in_progress() -> None:
+    bench = Bench()
+    busy = await bench.occupy()
+    waiting = asyncio.create_task(bench.ask("a"))
+    await turns()
+    bench.batcher.give_up("the server is shutting down")
+    for task in (busy, waiting):
+        with pytest.raises(Unavailable, match="shutting down"):
+            await task
+    bench.encoders.gate.set()
+    await bench.batcher.close()
+    assert not bench.encoders.batches

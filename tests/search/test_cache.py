@@ -4,7 +4,8 @@ import asyncio
 import gc
 import string
 import tracemalloc
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import wraps
 from itertools import chain
 from typing import Any
 
@@ -53,6 +54,10 @@ def serve(store: Store, embedder: Embedder, **limits: Any) -> Retrieval:
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    return wraps(test)(lambda **given: run(test(**given)))
 
 
 def counted(retrieval: Retrieval, name: str) -> float:
@@ -148,69 +153,57 @@ def test_any_batching_and_the_cache_give_the_answers_of_one_query_at_a_time(
 # --- single flight ---
 
 
-def test_queries_with_equal_tokens_are_executed_once(embedder: Embedder, store: Store) -> None:
-    async def ask() -> None:
-        service = serve(store, embedder)
-        await asyncio.gather(
-            *(service.search([query], 3) for query in ("salt", "Salt", " salt", "salt", "vell"))
-        )
-        await service.search(["SALT", "vell"], 3)
-        assert service.batcher._encoders.batches == [["salt", "vell"]]  # type: ignore[attr-defined]
-        assert [counted(service, name) for name in ("cache_hits", "cache_misses", "single_flight_joins")] == [
-            2,
-            5,
-            3,
-        ]
-
-    run(ask())
+@in_a_loop
+async def test_queries_with_equal_tokens_are_executed_once(embedder: Embedder, store: Store) -> None:
+    service = serve(store, embedder)
+    await asyncio.gather(*(service.search([query], 3) for query in ("salt", "Salt", " salt", "salt", "vell")))
+    await service.search(["SALT", "vell"], 3)
+    assert service.batcher._encoders.batches == [["salt", "vell"]]  # type: ignore[attr-defined]
+    assert [counted(service, name) for name in ("cache_hits", "cache_misses", "single_flight_joins")] == [
+        2,
+        5,
+        3,
+    ]
 
 
-def test_another_topk_is_another_answer(embedder: Embedder, store: Store) -> None:
-    async def ask() -> None:
-        service = serve(store, embedder)
-        found = [len((await service.search(["salt"], topk))[0].documents) for topk in (2, 5, 2)]
-        assert found == [2, 5, 2]
-
-    run(ask())
+@in_a_loop
+async def test_another_topk_is_another_answer(embedder: Embedder, store: Store) -> None:
+    service = serve(store, embedder)
+    found = [len((await service.search(["salt"], topk))[0].documents) for topk in (2, 5, 2)]
+    assert found == [2, 5, 2]
 
 
-def test_without_a_cache_nothing_is_shared(embedder: Embedder, store: Store) -> None:
-    async def ask() -> None:
-        service = serve(store, embedder, cache_bytes=0)
-        await asyncio.gather(*(service.search(["salt"], 3) for _ in range(3)))
-        assert service.batcher._encoders.batches == [["salt"] * 3]  # type: ignore[attr-defined]
-
-    run(ask())
+@in_a_loop
+async def test_without_a_cache_nothing_is_shared(embedder: Embedder, store: Store) -> None:
+    service = serve(store, embedder, cache_bytes=0)
+    await asyncio.gather(*(service.search(["salt"], 3) for _ in range(3)))
+    assert service.batcher._encoders.batches == [["salt"] * 3]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
-def test_a_caller_that_leaves_does_not_cancel_the_query_for_the_others(
+@in_a_loop
+async def test_a_caller_that_leaves_does_not_cancel_the_query_for_the_others(
     embedder: Embedder, store: Store, leaver: int
 ) -> None:
-    async def ask() -> None:
-        service = serve(store, embedder)
-        asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(3)]
-        await asyncio.sleep(0)
-        asked.pop(leaver).cancel()
-        for (hits,) in await asyncio.gather(*asked):
-            assert len(hits.documents) == 3
-
-    run(ask())
+    service = serve(store, embedder)
+    asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(3)]
+    await asyncio.sleep(0)
+    asked.pop(leaver).cancel()
+    for (hits,) in await asyncio.gather(*asked):
+        assert len(hits.documents) == 3
 
 
-def test_the_last_caller_that_leaves_cancels_the_query(embedder: Embedder, store: Store) -> None:
-    async def ask() -> None:
-        service = serve(store, embedder)
-        asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(2)]
-        await asyncio.sleep(0)
-        (query,) = service._flights.values()
-        for task, is_cancelled in zip(asked, (False, True), strict=True):
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            assert query.future.cancelled() == is_cancelled
-        assert len((await service.search(["salt"], 3))[0].documents) == 3  # a later caller starts a new query
-
-    run(ask())
+@in_a_loop
+async def test_the_last_caller_that_leaves_cancels_the_query(embedder: Embedder, store: Store) -> None:
+    service = serve(store, embedder)
+    asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(2)]
+    await asyncio.sleep(0)
+    (query,) = service._flights.values()
+    for task, is_cancelled in zip(asked, (False, True), strict=True):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert query.future.cancelled() == is_cancelled
+    assert len((await service.search(["salt"], 3))[0].documents) == 3  # a later caller starts a new query
 
 
 def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(
@@ -232,17 +225,15 @@ def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(
     run(ask())
 
 
-def test_a_refused_request_leaves_the_flights_that_it_had_joined(embedder: Embedder, store: Store) -> None:
-    async def ask() -> None:
-        service = serve(store, embedder, batch=BatchLimits(queue=1))
-        first = asyncio.create_task(service.search(["salt"], 3))
-        await asyncio.sleep(0)
-        with pytest.raises(Unavailable, match="overloaded"):
-            await service.search(["salt", "another"], 3)
-        assert service._flights["salt", 3].waiters == 1
-        await first
-
-    run(ask())
+@in_a_loop
+async def test_a_refused_request_leaves_the_flights_it_had_joined(embedder: Embedder, store: Store) -> None:
+    service = serve(store, embedder, batch=BatchLimits(queue=1))
+    first = asyncio.create_task(service.search(["salt"], 3))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="overloaded"):
+        await service.search(["salt", "another"], 3)
+    assert service._flights["salt", 3].waiters == 1
+    await first
 
 
 # --- memory ---
@@ -278,14 +269,12 @@ def test_an_answer_larger_than_the_cache_is_not_cached() -> None:
     assert cache.get("a", 1) is None and cache.bytes == 0
 
 
-def test_a_full_service_cache_holds_as_many_bytes_as_its_metric_reports(
+@in_a_loop
+async def test_a_full_service_cache_holds_as_many_bytes_as_its_metric_reports(
     embedder: Embedder, store: Store
 ) -> None:
-    async def ask() -> None:
-        service = serve(store, embedder, cache_bytes=20_000)
-        for start in range(0, 200, 50):
-            await service.search([f"query {number}" for number in range(start, start + 50)], 3)
-        held = service.metrics.registry.get_sample_value("retrieval_cache_bytes")
-        assert held is not None and 15_000 < held <= 20_000
-
-    run(ask())
+    service = serve(store, embedder, cache_bytes=20_000)
+    for start in range(0, 200, 50):
+        await service.search([f"query {number}" for number in range(start, start + 50)], 3)
+    held = service.metrics.registry.get_sample_value("retrieval_cache_bytes")
+    assert held is not None and 15_000 < held <= 20_000
