@@ -1,4 +1,1 @@
-"""The demo policy: its LoRA adapter, the demonstrations it was trained on, and that training.
-
-For policies that ship with the repository. Training by reward is in `drzero.stages`.
-"""
+"""The demo policy: its LoRA adapter, its demonstrations, and its supervised training."""

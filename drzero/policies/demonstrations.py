@@ -1,9 +1,7 @@
-"""Warm-start demonstrations: how a search agent writes, shown on the demo world's `warmstart` split.
+"""Warm-start demonstrations: conversations of a search agent in the demo world's `warmstart` split.
 
-Conversations are rendered from true chains: a *challenger* follows a chain from its document, searching for
-each next entity, and then writes the chain's question; a *solver* follows it from the question to the answer.
-Assistant turns are raw text, tool calls included, as the model has to generate them. No entity of the `run`
-split occurs.
+A *challenger* follows a chain of facts from its document, searches for each next entity and writes a question. A *solver* follows the chain from the question to the answer. Assistant turns are the raw text a
+model has to generate. No entity of the `run` split occurs.
 
     world = generate_world(17, "warmstart", passages=480, chains_per_hop=400)
     make_demonstrations(world, challenger={1: 80}, solver={1: 40}, retrieve=world_retriever(world))
@@ -23,7 +21,7 @@ from verl_ext.method.tool_calls import render_tool_call
 
 Demonstration = dict[str, Any]  # kind ("challenger" or "solver"), hop, messages
 Retrieve = Callable[[Sequence[str]], Sequence[Sequence[Mapping[str, str]]]]
-"""Passages (title, text) for each query, as the search service returns them."""
+"""Passages with title and text for each query."""
 
 
 def make_demonstrations(
@@ -34,10 +32,10 @@ def make_demonstrations(
     retrieve: Retrieve,
     seed: int = 0,
 ) -> list[Demonstration]:
-    """Render as many demonstrations of each hop as `challenger` and `solver` say, in random order.
+    """Render this many demonstrations by hop count, in random order.
 
-    Chains whose passages `retrieve` does not find are skipped. Raises ValueError if the world is not of the
-    `warmstart` split, or has too few usable chains of a hop.
+    Skips chains whose passages `retrieve` does not find. Raises ValueError for a world of another split, or
+    with too few usable chains.
     """
     if world.split != "warmstart":
         raise ValueError(f"demonstrations need a world of the 'warmstart' split, got {world.split!r}")
@@ -65,10 +63,7 @@ def make_demonstrations(
 
 
 def world_retriever(world: World, topk: int = 3) -> Retrieve:
-    """In place of the search service: passages the query names, then those that mention them, then any.
-
-    Each query's results are shuffled.
-    """
+    """A stand-in for search: passages the query names, then those that mention them, then any, shuffled."""
     passages = list(world.passages.values())
 
     def search(query: str) -> list[dict[str, str]]:
@@ -83,11 +78,11 @@ def world_retriever(world: World, topk: int = 3) -> Retrieve:
 
 
 class _PassageNotFound(Exception):
-    """The search did not find the passage of the chain's next step."""
+    """The search missed the passage of the chain's next step."""
 
 
 class _Writer:
-    """Writes the conversation of one chain, as challenger or as solver."""
+    """Writes one chain's conversation, as challenger or as solver."""
 
     def __init__(self, world: World, retrieve: Retrieve, rng: random.Random) -> None:
         self.world, self.retrieve, self.rng = world, retrieve, rng
@@ -114,7 +109,7 @@ class _Writer:
         return [*messages, _assistant(thought, f"<answer>{chain.answer}</answer>")]
 
     def _search(self, chain: Chain, step: int, thought: str) -> list[Message]:
-        """A turn that searches for the chain's entity number `step`, and the tool's response."""
+        """A search for the chain's entity number `step`, and the response."""
         name, relation = chain.entities[step], RELATIONS[chain.relations[step]]
         query = self.rng.choice((name, name, *relation.asks)).format(x=name)
         results = self.retrieve([query])
@@ -124,7 +119,7 @@ class _Writer:
         return [_assistant(thought, render_tool_call([query])), response]
 
     def _fact(self, chain: Chain, step: int) -> str:
-        """Fact number `step` in the words of its passage: "Zolvan Tarmek was born in Drosken"."""
+        """Fact number `step` in its passage's words, such as "Zolvan Tarmek was born in Drosken"."""
         clauses = [
             clause.format(y=chain.entities[step + 1]) for clause in RELATIONS[chain.relations[step]].says
         ]

@@ -1,14 +1,10 @@
-"""The warm start that makes the demo policy: supervised LoRA steps on rendered demonstrations.
+"""The warm start of the demo policy: supervised LoRA steps on demonstrations.
 
-SmolLM2-135M neither keeps the format nor calls a tool, and no reward would ever teach it: all of its rollouts
-score the same. A few hundred steps on conversations from worlds of the `warmstart` split teach it both, and
-to read what it found, up to where it answers some questions sometimes. That is where reinforcement learning
-has something to tell apart.
+    python -m drzero.policies.warm_start    # 40 minutes; rerun to resume
 
-    python -m drzero.policies.warm_start --out drzero/policies/demo  # 40 minutes; rerun to resume
-
-Transformers' Trainer, with one change: logits are computed for the model's own tokens alone, which are the
-only ones trained on. The rate is constant, so that the first 100 of 280 steps are a run of 100.
+SmolLM2-135M neither keeps the format nor calls a tool. All its rollouts score the same, so no reward could
+teach it. After a few hundred supervised steps it answers some questions sometimes, and reinforcement learning
+has a signal. Only the model's own tokens get logits, which halves the time.
 """
 
 import argparse
@@ -25,6 +21,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER
 from safetensors.torch import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer, TrainingArguments
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import get_last_checkpoint
@@ -37,17 +34,17 @@ from verl_ext.method.chat import next_turn_ids, render_prompt_ids
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 
 WORLD_SEEDS = range(17, 25)
-"""Worlds of the `warmstart` split. No demonstration comes twice: of few, the model learns names by heart."""
+"""Worlds of the `warmstart` split. Repeated demonstrations would teach the model names by heart."""
 EACH = {1: 75, 2: 75}
-"""Demonstrations of one world by hop, for challenger and solver each: 2,400 in all, of which half search once
-more than the other half, so that the model learns when to stop."""
+"""Demonstrations by hop, for each world and role: 2,400 in all. With both hop counts the model learns when to
+stop searching."""
 SAVE_EVERY = 40
-"""Steps between the checkpoints from which a killed run resumes."""
+"""Steps between checkpoints."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation: `ids_T` as in a rollout, `own_T` marks the model's own tokens."""
+    """One conversation's token ids. `own_T` marks the model's own tokens."""
 
     ids_T: list[int]
     own_T: list[bool]
@@ -58,7 +55,7 @@ def encode(
     messages: Sequence[Message],
     tools: Sequence[dict[str, Any]] | None = (SEARCH_TOOL_SCHEMA,),
 ) -> Example:
-    """The token ids exactly as a rollout builds them: prompt, turns with their end token, what follows."""
+    """Encode a conversation exactly as a rollout does: prompt, turns with their end token, responses."""
     first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
     ids = render_prompt_ids(tokenizer, messages[:first], list(tools) if tools else None)
     own = [False] * len(ids)
@@ -75,7 +72,7 @@ def encode(
 
 
 def demonstrations(seed: int) -> Iterator[Demonstration]:
-    """Those of every world, found with two passages a search as in config/model/demo-policy.yaml."""
+    """The demonstrations of every world, with two passages a search as in config/model/demo-policy.yaml."""
     for world_seed in WORLD_SEEDS:
         world = generate_world(world_seed, "warmstart", passages=480, chains_per_hop=150)
         retrieve = world_retriever(world, topk=2)
@@ -83,25 +80,25 @@ def demonstrations(seed: int) -> Iterator[Demonstration]:
 
 
 def collate(examples: Sequence[Example], pad_id: int) -> dict[str, torch.Tensor]:
-    """A padded batch: token ids, what to attend to, and which tokens are the model's own."""
-    length = max(len(example.ids_T) for example in examples)
-    rest = [length - len(example.ids_T) for example in examples]
+    """A batch padded on the right: token ids, attention mask, and the model's own tokens."""
+    ids = [torch.tensor(example.ids_T) for example in examples]
+    own = [torch.tensor(example.own_T) for example in examples]
     return {
-        "ids_BT": torch.tensor([e.ids_T + [pad_id] * n for e, n in zip(examples, rest, strict=True)]),
-        "mask_BT": torch.tensor([[1] * len(e.ids_T) + [0] * n for e, n in zip(examples, rest, strict=True)]),
-        "own_BT": torch.tensor([e.own_T + [False] * n for e, n in zip(examples, rest, strict=True)]),
+        "ids_BT": pad_sequence(ids, batch_first=True, padding_value=pad_id),
+        "mask_BT": pad_sequence([torch.ones_like(one) for one in ids], batch_first=True),
+        "own_BT": pad_sequence(own, batch_first=True),
     }
 
 
 def batched(examples: Sequence[Example], size: int, rng: random.Random) -> list[Example]:
-    """All in random order, but next to others of like length: in batches of `size` little is padded."""
+    """Shuffle, but keep batches of `size` together whose lengths are alike, to pad little."""
     order = sorted(rng.sample(examples, len(examples)), key=lambda example: len(example.ids_T) // 64)
     batches = [order[i : i + size] for i in range(0, len(order), size)]
     return [example for batch in rng.sample(batches, len(batches)) for example in batch]
 
 
 class OwnTokenTrainer(Trainer):
-    """Transformers' Trainer with the mean negative log-likelihood of the batch's own tokens."""
+    """Transformers' Trainer, with the mean negative log-likelihood of the model's own tokens."""
 
     def compute_loss(
         self,
@@ -110,7 +107,7 @@ class OwnTokenTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The loss alone; raises ValueError when outputs are asked for, since only some are computed."""
+        """The loss. Raises ValueError if outputs are requested, because only some are computed."""
         if return_outputs:
             raise ValueError("logits are computed for own tokens only: there are no outputs to return")
         base, own_BT = model.get_base_model(), inputs["own_BT"]
@@ -121,7 +118,7 @@ class OwnTokenTrainer(Trainer):
 
 
 def train(out: Path, work: Path, steps: int, batch_size: int, lr: float, seed: int) -> None:
-    """Train the adapter, with checkpoints in `work` from which a rerun resumes, and write it to `out`."""
+    """Train the adapter and write it to `out`. A rerun resumes from the checkpoints in `work`."""
     tokenizer = load_base_tokenizer()
     examples = [encode(tokenizer, demonstration["messages"]) for demonstration in demonstrations(seed)]
     last, losses = fit(examples, tokenizer, work, steps, batch_size, lr, seed)
@@ -138,7 +135,7 @@ def fit(
     lr: float,
     seed: int,
 ) -> tuple[Path, list[float]]:
-    """Train an adapter of the base model; returns its last checkpoint in `work`, and the losses."""
+    """Train an adapter of the base model. Returns its last checkpoint in `work`, and the losses."""
     torch.manual_seed(seed)
     in_order = batched(examples, batch_size, random.Random(seed))
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -153,14 +150,14 @@ def fit(
             warmup_steps=10,
             weight_decay=0.0,
             max_grad_norm=1.0,
-            # Of products alone, where it halves the time; weights and optimizer stay float32.
+            # Only products are in bfloat16, which halves the time. Weights and optimizer stay float32.
             use_cpu=True,
             bf16=True,
             seed=seed,
             save_steps=SAVE_EVERY,
             logging_steps=1,
             report_to="none",
-            # Each is an Example, of which the Trainer knows no column.
+            # The Trainer would drop the columns of an Example.
             remove_unused_columns=False,
             train_sampling_strategy="sequential",
         ),
@@ -171,20 +168,20 @@ def fit(
     if not last.is_dir():
         trainer.train(resume_from_checkpoint=newest)
     log = json.loads((last / TRAINER_STATE_NAME).read_text())["log_history"]
-    # Four digits: on another processor a rerun has others in any case.
+    # Further digits differ between processors.
     return last, [round(entry["loss"], 4) for entry in log if "loss" in entry]
 
 
 def newest_checkpoint(work: Path) -> str | None:
-    """Where to resume, None if nowhere; what a kill has left of a save is removed."""
+    """The checkpoint to resume, if any. Removes incomplete ones."""
     for checkpoint in work.glob("checkpoint-*"):
-        if not (checkpoint / TRAINER_STATE_NAME).is_file():  # which the Trainer writes last
+        if not (checkpoint / TRAINER_STATE_NAME).is_file():  # the Trainer writes it last
             shutil.rmtree(checkpoint)
     return get_last_checkpoint(work) if work.is_dir() else None
 
 
 def write_adapter(checkpoint: Path, out: Path, figures: dict[str, Any]) -> None:
-    """Write a checkpoint's adapter to `out` in bfloat16, with its checksum, settings and losses."""
+    """Write a checkpoint's adapter in bfloat16, with checksum, settings and losses."""
     weights = load_file(checkpoint / ADAPTER)
     halved = {name: weight.to(torch.bfloat16) for name, weight in weights.items()}
     out.mkdir(parents=True, exist_ok=True)
@@ -193,7 +190,7 @@ def write_adapter(checkpoint: Path, out: Path, figures: dict[str, Any]) -> None:
     (out / "SHA256SUMS").write_text(f"{digest}  {ADAPTER}\n")
     (out / "warm_start.json").write_text(json.dumps(figures, indent=1) + "\n")
     config = json.loads((checkpoint / "adapter_config.json").read_text())
-    # peft writes the absolute path of a model that came from a folder, and sets in any order.
+    # peft writes an absolute path, and sets in any order.
     config["base_model_name_or_path"] = "HuggingFaceTB/SmolLM2-135M-Instruct"
     config["target_modules"].sort()
     (out / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -202,7 +199,7 @@ def write_adapter(checkpoint: Path, out: Path, figures: dict[str, Any]) -> None:
 def main() -> None:
     """Train the demo policy's adapter."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=Path("drzero/policies/demo"))
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "demo")
     parser.add_argument("--work", type=Path, default=Path("outputs/warm_start"))
     parser.add_argument("--steps", type=int, default=280)
     parser.add_argument("--batch-size", type=int, default=6)

@@ -1,11 +1,9 @@
-"""A small model that can play Wordle a little: SmolLM2-135M, warm-started on games that heed every colour.
+"""The Wordle policy: SmolLM2-135M, warm-started on games that heed every colour.
 
-    python -m drzero.policies.wordle            # some six minutes on two idle cores; rerun to resume
+    python -m drzero.policies.wordle            # six minutes on two idle cores; rerun to resume
 
-Without it the model writes no guess at all: all of its episodes score the same, and no reward would teach
-it anything. It becomes `outputs/corpus/models/wordle-policy`, which model=wordle-policy names. The
-demonstrations and the training are those of `environments.wordle.demonstrations` and
-`drzero.policies.warm_start`.
+Without a warm start the model writes no guess, all episodes score the same, and no reward could teach it. The
+result is `outputs/corpus/models/wordle-policy`, or model=wordle-policy.
 """
 
 import argparse
@@ -22,11 +20,11 @@ NAME = "wordle-policy"
 
 
 def warm_start(target: Path, work: Path, steps: int, batch_size: int, lr: float, seed: int) -> None:
-    """Train and merge the policy into `target`, unless it is there, made in the same way."""
+    """Train and merge the policy into `target`, unless the same policy is already there."""
     made_from = f"games {seed}, {steps} steps of {batch_size} at {lr:g}"
     marker = target / "made_from"
     if marker.is_file() and marker.read_text() == made_from:
-        say("models", f"{target} is there already ({made_from})")
+        say("models", f"{target} exists already ({made_from})")
         return
     tokenizer = load_base_tokenizer()
     games = demonstrations(seed, steps * batch_size)

@@ -1,5 +1,4 @@
-"""The stages: one function over one composed config each, and what they share.
+"""The stages: one function over one composed config each, and the parts they share.
 
-Training (challenger and solver), synthesize, merge, evaluate, prepare-data and the demo; their services,
-their watchdog and flow settings, summaries and result files. A stage knows nothing of the loop that runs it.
+A stage knows nothing of the loop that runs it.
 """

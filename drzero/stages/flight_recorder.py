@@ -1,12 +1,11 @@
-"""torch's Flight Recorder in the trainer's ranks: where it works on this machine, and what a run keeps of it.
+"""torch's Flight Recorder in the trainer's ranks, and the dumps a run keeps.
 
     with flight_recorder(run_dir) as environment:
         …                                       # a start of the trainer, with that environment
-    # what the ranks dumped is in run_dir / "flight"
+    # the ranks' dumps are now in run_dir / "flight"
 
-The ranks have pipes and dumps on the machine's own temporary disk, never in the run's folder: torch makes
-each pipe in a thread that catches nothing, and where the file system has no FIFOs (many network mounts,
-volumes) all ranks would abort as NCCL starts. If the temporary disk has none either, there are no pipes.
+Pipes live on the machine's temporary disk. torch makes them in a thread that catches nothing, so in a run's
+folder on a network mount without FIFOs all ranks would abort as NCCL starts.
 """
 
 import hashlib
@@ -21,20 +20,20 @@ from drzero.ops.console import say
 from drzero.ops.watchdog.collect import keep_dumps
 
 FLIGHT = "flight"
-"""Where a run keeps dumps, in its folder."""
+"""The folder of dumps in a run's folder."""
 
 
 def recorder_folder(run_dir: Path) -> Path:
-    """Where the ranks of a run open their pipes and write their dumps: the same for each of its starts."""
+    """Where a run's ranks open pipes and write dumps, the same at each start."""
     name = hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"drzero-{os.getuid()}-{name}"
 
 
 @contextmanager
 def flight_recorder(run_dir: Path) -> Iterator[dict[str, str]]:
-    """The environment of one start of the trainer; what its ranks dump is kept, also if it fails."""
+    """The environment of one start of the trainer. Dumps are kept even if it fails."""
     folder, kept = recorder_folder(run_dir), run_dir / FLIGHT
-    # Of a start whose supervisor was killed.
+    # The last supervisor may have been killed.
     keep_dumps(folder, kept)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -46,13 +45,13 @@ def flight_recorder(run_dir: Path) -> Iterator[dict[str, str]]:
 
 
 def recorder_env(folder: Path) -> dict[str, str]:
-    """The environment of ranks that record their collectives, and dump the record into `folder`.
+    """The environment of ranks that record their collectives.
 
-    They do when one times out, before they are torn down, and, with pipes, when the watchdog asks. The names
-    are those of torch 2.9 to 2.13.
+    They dump them into `folder` when one times out and, with pipes, when the watchdog asks. The names fit
+    torch 2.9 to 2.13.
     """
     recorded = {
-        # Twice: releases differ in which of the names opens the pipe.
+        # Which of the two names opens the pipe depends on the release.
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -65,14 +64,14 @@ def recorder_env(folder: Path) -> dict[str, str]:
     except OSError as refused:
         say(
             "watchdog",
-            f"{folder} takes no pipes ({refused.strerror}): ranks dump their collectives when one times out, "
-            "but not when the run stalls; TMPDIR can name another temporary folder",
+            f"{folder} takes no pipes ({refused.strerror}), so ranks dump their collectives at a time-out "
+            "but not at a stall; set TMPDIR to another temporary folder",
         )
         return recorded
     return recorded | {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / "rank_")}
 
 
 def dumps_of(run_dir: Path) -> Path | None:
-    """The folder with the dumps of a run's ranks, None without any; where they were written if not kept."""
+    """The folder with a run's dumps: the kept ones, else the ranks' own. None without any."""
     places = (run_dir / FLIGHT, recorder_folder(run_dir))
     return next((place for place in places if any(path.is_file() for path in place.glob("*"))), None)

@@ -1,11 +1,10 @@
-"""The flow monitor of a training run: which points a sample passes, and what counts each of them.
+"""The flow monitor of a training run: the points a sample passes, and the sources that count them.
 
     with flow_monitor(config) as flow:
         run_supervised(trainer, services, plan=watch_plan(config, flow))
 
-What veRL's buffer holds comes from the trainer's counters (`verl_ext.trainer.flow_counters`), calls in flight
-from the workers' progress files, queues from the services' own metrics. All of it is in `RUN_DIR/flow.jsonl`
-(`drzero.ops.flow.monitor`).
+The trainer counts veRL's buffer (`verl_ext.trainer.flow_counters`), workers' progress files the calls in
+flight, and services their own queues. The monitor writes all of it to `RUN_DIR/flow.jsonl`.
 """
 
 import time
@@ -25,7 +24,7 @@ COUNTERS_FILE = "flow_counters.json"
 """As in `verl_ext.trainer.flow_counters`, which imports veRL."""
 
 CALLS = ("rollout", "generation", "search", "reward", "completion")
-"""The kinds of calls that workers write down (`verl_ext.telemetry`), each a flow point."""
+"""The kinds of calls workers record (`verl_ext.telemetry`), each a flow point."""
 WORK = {"token": "generation"}
 """Progress within a call: the rollout engine's tokens."""
 
@@ -44,9 +43,9 @@ _SOLVER = {
 def flow_monitor(
     config: DictConfig, *, services: bool = True, log: Callable[[str, str], None] = detail
 ) -> FlowMonitor:
-    """The monitor of a run, from its resolved config; without `services` no metrics are read.
+    """The monitor of a run, from its resolved config. Without `services` no metrics are read.
 
-    `log` takes the line that is due every `flow.log_every_s`.
+    `log` gets a line every `flow.log_every_s`.
     """
     folder, since = Path(config.run.dir), time.time()
     plays = config.method == "environment"
@@ -56,10 +55,10 @@ def flow_monitor(
         workers_source(folder / PROGRESS, calls, since, WORK),
     ]
     retrieval, solver, flow = config.retrieval, config.solver, config.flow
-    # What an environment searches is one of its own calls; the queue of a service elsewhere has others' too.
+    # An environment counts its searches as calls. A service elsewhere has other runs in its queue.
     if services and not plays and retrieval.url is None:
         sources.append(service_source("retrieval queue", f"{retrieval_url(retrieval)}/metrics", _RETRIEVAL))
-    # The solver stage has no solver server: its own policy is the solver.
+    # Only the challenger has a solver server next to its policy.
     if services and config.method == "hrpo":
         url = f"http://{solver.host}:{solver.port}/metrics"
         sources.append(service_source("solver queue", url, _SOLVER[solver.engine]))

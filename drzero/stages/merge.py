@@ -1,4 +1,4 @@
-"""The merge stage: exports a run's last checkpoint as a model folder and compares it with its start model.
+"""The merge stage: export a run's last checkpoint as a model folder, and compare it with the start model.
 
     drzero merge iteration=1                                           # solver_iter1 → solver_iter1_hf
     drzero merge source=outputs/checkpoints/challenger_iter1 run.name=merge_challenger_iter1 start_model=…
@@ -23,18 +23,21 @@ from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
 from drzero.stages.result import write_result
 
-_SIZES = (
-    *("architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-    *("num_attention_heads", "num_key_value_heads", "head_dim", "tie_word_embeddings"),
-)
+_SIZES = ["architectures", "model_type", "vocab_size", "hidden_size", "intermediate_size"]
+_SIZES += [
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "tie_word_embeddings",
+]
 
 
 def run_merge(config: DictConfig) -> Path:
-    """Merge the last checkpoint of `config.source` into `config.run.export_dir`; returns that folder.
+    """Merge the last checkpoint of `config.source` into `config.run.export_dir`. Returns that folder.
 
-    Writes `report.json` and `result.json` into the run's folder. Raises CheckError before anything is written
-    if checkpoint, start model or the run's folder cannot be used, OutOfTime if less time is left than the
-    export takes, ChildFailed if veRL's merger fails.
+    Writes `report.json` and `result.json`. Raises CheckError before anything is written, OutOfTime if the
+    export would take longer than the time left, ChildFailed if veRL's merger fails.
     """
     require(config, "merge")
     config = resolve(config)
@@ -65,19 +68,20 @@ def run_merge(config: DictConfig) -> Path:
 
 
 def check_same_model(checkpoint: FsdpCheckpoint, start: Path) -> None:
-    """Raise CheckError with the first difference unless the checkpoint is of the start model."""
+    """Raise CheckError with the first difference between the checkpoint's model and the start model."""
     config = load_config(str(start), "start_model")
-    sizes = (
-        (field, getattr(checkpoint.config, field, None), getattr(config, field, None)) for field in _SIZES
-    )
-    differing = (f"its {field} is {ours}, not {theirs}" for field, ours, theirs in sizes if ours != theirs)
-    # Shapes last: building the layout takes long, and users know the sizes' names.
-    difference = next(differing, None) or first_difference(Layout(config).shapes, checkpoint.layout.shapes)
+    difference = None
+    for field in _SIZES:
+        ours, theirs = (getattr(one, field, None) for one in (checkpoint.config, config))
+        if difference is None and ours != theirs:
+            difference = f"its {field} is {ours}, not {theirs}"
+    # Shapes last: the layout takes long to build, and users know the sizes' names.
+    difference = difference or first_difference(Layout(config).shapes, checkpoint.layout.shapes)
     if difference:
         raise CheckError(
             f"{checkpoint.huggingface / 'config.json'} is of another model than the start model {start}: "
-            f"{difference}. Set source= to the run that was trained from it, or start_model= to the model "
-            "that this run started from"
+            f"{difference}. Set source= to the run trained from it, or start_model= to the model this run "
+            "started from"
         )
 
 
@@ -88,13 +92,13 @@ def _print_report(export: Path, dtype: str, check: ExportCheck, change: WeightCh
     out = console()
     out.print(table)
     if change.kept is not None:
-        out.print(f"  the export has {change.kept:.1%} of the step that training made (docs/merge.md)")
-    out.print(f"  every weight of the export is the checkpoint's, rounded ({check.weights:,} compared)")
+        out.print(f"  the export keeps {change.kept:.1%} of training's step (docs/merge.md)")
+    out.print(f"  every weight equals the checkpoint's, rounded ({check.weights:,} compared)")
     if check.skipped:
         out.print(f"  log-probabilities not compared: {check.skipped}")
     else:
         difference = f"{check.max_log_prob_difference:.2g}"
-        out.print(f"  log-probabilities of {check.texts} texts differ by {difference} at most")
+        out.print(f"  log-probabilities of {check.texts} texts differ by at most {difference}")
     out.print(f"  export: {export}", soft_wrap=True)
 
 

@@ -1,7 +1,6 @@
-"""A training on a Ray cluster that it joins: its environment for the workers, and a watch on its nodes.
+"""Train on a Ray cluster: the workers' environment, and a watch on the nodes.
 
-Workers of a Ray of the run's own inherit the trainer's environment. Those of a cluster have that of `ray
-start` on their node, so Ray is asked to add the trainer's.
+Workers on a cluster get the environment of `ray start` on their node, so Ray must add the trainer's.
 """
 
 import os
@@ -18,13 +17,13 @@ from drzero.ops.watchdog.watchdog import Elsewhere
 from drzero.recipe.compose import joins_cluster, process_env
 
 _OURS = "DRZERO_"
-"""Variables by which a stage is told its stop time, or where to announce what is complete."""
+"""These variables hold a stage's stop time, and where it announces complete files."""
 
 
 def share_environment(config: DictConfig, environment: Mapping[str, str]) -> None:
-    """Write the environment of the cluster's workers into the config, through which veRL gives it to Ray.
+    """Write the workers' environment into the config, from which veRL hands it to Ray.
 
-    Secrets are not among it, since the config is a file of the run: each node's Ray is started with them.
+    The config is a file of the run, so secrets stay out: each node's Ray is started with them.
     """
     ours = {name: value for name, value in os.environ.items() if name.startswith(_OURS)}
     with open_dict(config):
@@ -33,12 +32,12 @@ def share_environment(config: DictConfig, environment: Mapping[str, str]) -> Non
 
 @contextmanager
 def node_watch(config: DictConfig) -> Iterator[NodeWatch | None]:
-    """A watch on the nodes of the cluster that the run joins; None for a Ray of its own."""
+    """A watch on the cluster's nodes. None if the run starts its own Ray."""
     if not joins_cluster(config):
         yield None
         return
     address, log = config.machine.ray_address, Path(config.run.dir) / "logs" / "nodes.log"
-    # On this machine's disk: the supervisor must not wait for a file system that nodes share.
+    # On the local disk: the supervisor must not wait for a shared file system.
     with tempfile.TemporaryDirectory(prefix="drzero-nodes-") as folder:
         seen = Path(folder) / "seen.json"
         command = follower(address, seen, log, process_env(config))
@@ -47,7 +46,7 @@ def node_watch(config: DictConfig) -> Iterator[NodeWatch | None]:
 
 
 def read_elsewhere(address: str | None, env: Mapping[str, str], deadline_s: float, native: bool) -> Elsewhere:
-    """Where a run's processes stand on the nodes of the cluster that it has joined; nothing without one."""
+    """The stacks of a run's processes on the cluster's nodes. Empty without a cluster."""
     if address is None:
         return Elsewhere()
     cluster = ask_cluster(address, "stacks", {"deadline_s": deadline_s, "native": native}, env=env)

@@ -9,9 +9,9 @@
     drzero prepare-data source=wiki.jsonl chroma.shards=4     # an index in four collections
     drzero prepare-data source=wiki.jsonl indexing.embed_only=true    # on a GPU; then without it, elsewhere
 
-A prompt is made of one entry of the index: a document, or one chunk of a long document, which `doc_id` then
-names. Lengths are counted with the embedder's tokenizer, by which chunks were cut, so that a prompt shows a
-chunk whole. `quality.json` next to the prompts says what was read, left out and adapted.
+A prompt shows one entry of the index: a document, or one chunk of a long document. Lengths are counted with
+the embedder's tokenizer, which also cut the chunks, so a prompt shows a whole chunk. `quality.json` next to
+the prompts lists what was read, left out and adapted.
 """
 
 import math
@@ -50,11 +50,11 @@ from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 _LEAST_S = 120.0
-"""Not started with less time left. The next run resumes an index that was cut off."""
+"""With less time left, nothing starts. The next run resumes an unfinished index."""
 
 
 def run_prepare_data(config: DictConfig) -> None:
-    """Check, index and write the prompts; raises PreflightFailed, or what `prepare_data` raises."""
+    """Check, index and write the prompts. Raises PreflightFailed, else as `prepare_data`."""
     require(config, "prepare_data")
     if config.indexing.embed_only:
         embed_corpus(config)
@@ -63,7 +63,7 @@ def run_prepare_data(config: DictConfig) -> None:
 
 
 def embed_corpus(config: DictConfig) -> None:
-    """Embed the source for an index that another run writes; raises as `prepare_data`."""
+    """Embed the source for an index that another run writes. Raises as `prepare_data`."""
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
     embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
@@ -73,13 +73,11 @@ def embed_corpus(config: DictConfig) -> None:
 def prepare_data(
     config: DictConfig, corpus: Corpus | None = None, about: Container[str] | None = None
 ) -> PrepareReport:
-    """Write `zero_ratio….parquet`, its held-out split and `quality.json`; prints and returns what was done.
+    """Write `zero_ratio….parquet`, its held-out split and `quality.json`. Prints and returns a report.
 
-    A `corpus` is indexed in place of the configured source. With `about`, prompts show documents of these ids
-    alone.
-
-    Raises CorpusError, StoreError, DataError or ValueError with nothing half-written, OutOfTime before
-    anything starts or at the stop time: the next run resumes the index.
+    `corpus` replaces the configured source. With `about`, prompts show only documents with these ids.
+    Raises CorpusError, StoreError, DataError or ValueError with nothing half-written, or OutOfTime. The next
+    run resumes the index.
     """
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
@@ -102,11 +100,11 @@ def prepare_data(
     for line in lines:
         say("corpus", line)
     kept = len(held_out) - len(unknown)
-    shown = f"; none shows any of the {kept} documents that benchmarks are about" if kept else ""
+    shown = f"; none shows any of the {kept} documents held out for benchmarks" if kept else ""
     say("prompts", prompts.summary() + shown)
     if unknown and about is None:
-        lacks = f"{len(unknown)} of the {len(held_out)} documents to hold out, {min(unknown)!r} for one"
-        say("prompts", f"the index has not {lacks}: benchmarks name them by their ids in the index")
+        lacks = f"{len(unknown)} of the {len(held_out)} documents to hold out, e.g. {min(unknown)!r}"
+        say("prompts", f"the index lacks {lacks}: benchmarks must name documents by their ids in the index")
     if notice := demo_notice(str(config.base_model), prompts.train_path):
         say("prompts", notice)
     return prompts
@@ -117,8 +115,8 @@ def write_prompts(
 ) -> tuple[PrepareReport, dict[str, int] | None, set[str]]:
     """Write the prompts of the configured index.
 
-    Returns them, its chains, None if not counted, and the documents to hold out that it does not have, of
-    an index that is read whole.
+    Returns their report, the index's chains if counted, and, if it is read whole, the documents to hold out
+    that it lacks.
     """
     index = index_of(config)
     with closing(index.open()) as store:
@@ -127,12 +125,12 @@ def write_prompts(
     drawn = index.drawn(config.data.seed) if is_large else None
     chains = None
     if config.fit_hops and not is_large:
-        # Held-out documents too: a question may lead to them.
+        # Held-out documents count: a question may lead to them.
         some = list(index.documents())
         chains = chain_lengths(some) if can_be_counted(some) else None
         del some
     if is_large and drawn is None:
-        say("prompts", f"all {chunks:,} entries are read: this index has no draws, as new ones do")
+        say("prompts", f"reading all {chunks:,} entries: this index is too old to draw from")
     entries = index.documents() if drawn is None else drawn
     found: set[str] = set()
 
@@ -161,12 +159,12 @@ def write_prompts(
         out_dir=Path(config.out_dir),
         drawn_from=None if drawn is None else chunks,
     )
-    # Of entries that are drawn not all are seen.
+    # Draws do not see every entry.
     return prompts, chains, held_out - found if drawn is None else set()
 
 
 def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
-    """Take over the index at chroma.path, if another tool wrote it: shards and FAISS are as they are."""
+    """Take over the index at chroma.path if another tool wrote it. Shards and FAISS stay as they are."""
     index = index_of(config)
     if not isinstance(index, ChromaIndex) or index.layout.shards > 1:
         return
@@ -180,7 +178,7 @@ def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
 def _build_index(
     config: DictConfig, corpus: Corpus, embedder: EmbedderSpec, embed_only: bool = False
 ) -> IndexReport:
-    """Index the corpus; raises PreflightFailed, before anything is embedded, for one that cannot fit."""
+    """Index the corpus. Raises PreflightFailed before embedding if the index cannot fit."""
     machine = declared_machine(config, starting=True)
     try:
         with until_the_stop_time():
@@ -197,7 +195,7 @@ def _build_index(
                 ),
             )
     except OutOfTime:
-        # What is embedded so far is in the journal next to it.
+        # Its journal has the finished embeddings.
         _announce_index(config)
         raise
     say("index", str(report))
@@ -207,7 +205,7 @@ def _build_index(
 
 
 def corpus_of(config: DictConfig) -> Corpus:
-    """The source of a config with its settings: what is indexed."""
+    """The configured source, to be indexed."""
     fields = Fields(config.fields.text, config.fields.title, config.fields.id)
     return Corpus(config.source, config.source_collection, fields, config.on_bad)
 
@@ -219,14 +217,14 @@ def _announce_index(config: DictConfig) -> None:
 
 @contextmanager
 def until_the_stop_time() -> Iterator[None]:
-    """End the block by OutOfTime when the stop time comes; in the main thread, as any use of signals."""
+    """Raise OutOfTime in the block at the stop time. Uses signals, so only in the main thread."""
     left = seconds_left()
     if math.isinf(left):
         yield
         return
 
     def stop(signum: int, frame: object) -> None:
-        raise OutOfTime(f"prepare-data was ended: {describe_left(seconds_left())}; rerun to resume its index")
+        raise OutOfTime(f"prepare-data stopped: {describe_left(seconds_left())}; rerun to resume its index")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, max(left, 0.01))
@@ -238,18 +236,18 @@ def until_the_stop_time() -> Iterator[None]:
 
 
 def held_out_documents(benchmarks: Iterable[str], names: FieldNames | None = None) -> set[str]:
-    """The ids of the documents that these benchmark files are about.
+    """The ids of the documents these benchmark files are about.
 
-    Raises DataError for a file that cannot be read, or has a question that names no document.
+    Raises DataError for an unreadable file or a question without documents.
     """
     documents: set[str] = set()
     for source in benchmarks:
         for question in load_benchmark(source, names):
             if not question.doc_ids:
                 raise DataError(
-                    f"hold_out: question {question.id!r} of {source} names no document (doc_ids, or what "
-                    "question_fields.documents names), so that none can be held out for it: name them, or "
-                    "give this file to gates.benchmarks alone"
+                    f"hold_out: question {question.id!r} of {source} names no document (doc_ids, or the "
+                    "field in question_fields.documents), so nothing can be held out for it. Name its documents, "
+                    "or use the file only for gates.benchmarks"
                 )
             documents.update(question.doc_ids)
     return documents

@@ -1,7 +1,7 @@
-"""A finished stage's result, which the loop reads: `result.json` in its run folder.
+"""A stage's result, which the loop reads: `result.json` in its run folder.
 
-It is written last, so a stage without it is not finished. `outputs` are the files and folders that later
-stages read; `tokens` counts the tokens that models read or wrote for the stage, as far as it can know.
+It is written last, so a stage without it has not finished. `outputs` are files and folders for later stages.
+`tokens` counts the tokens models read or wrote, where known.
 """
 
 import json
@@ -17,14 +17,14 @@ from verl_ext.artefacts import announce
 
 RESULT, REPORT = "result.json", "report.json"
 SAMPLES = "samples.jsonl"
-"""Synthesize's journal: its conversations with the challenger; also the preview's, with their attempts."""
+"""The journal of synthesize and preview: their conversations with the challenger."""
 FOUND = "questions.jsonl"
-"""Every question of a preview with its fate, a line each."""
+"""A preview's questions, each with its fate."""
 
 
 @dataclass(frozen=True)
 class StageResult:
-    """Outputs by name, tokens spent, and the figures of the loop's table."""
+    """Outputs by name, tokens spent, and figures for the loop's table."""
 
     outputs: dict[str, Path]
     tokens: int
@@ -36,17 +36,14 @@ def write_result(
 ) -> None:
     """Write `result.json`, which marks the stage as finished."""
     folder = Path(config.run.dir)
-    record = {
-        "outputs": {name: str(path) for name, path in outputs.items()},
-        "tokens": tokens,
-        "figures": dict(figures),
-    }
+    paths = {name: str(path) for name, path in outputs.items()}
+    record = {"outputs": paths, "tokens": tokens, "figures": dict(figures)}
     atomic_write(folder / RESULT, json.dumps(record, indent=1))
     announce(folder / RESULT)
 
 
 def read_result(folder: Path) -> StageResult | None:
-    """The result in a run folder; None when the stage has not finished."""
+    """The result in a run folder. None if the stage has not finished."""
     path = folder / RESULT
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""The summary at the end of a training run: a table of its steps, its figures, and the paths of its files."""
+"""The summary at the end of a training run: its steps, figures and files."""
 
 import json
 from collections.abc import Mapping
@@ -24,10 +24,9 @@ _FAILED = {
 
 
 def summarise(steps: Steps, method: str) -> dict[str, float]:
-    """The figures that show whether a run trained on real rollouts: shares of all rows, sums of all steps.
+    """The figures that show whether a run trained on real rollouts: means over rows, sums over steps.
 
-    A figure without data is left out: no share of two hops if none was asked for, no alarms if no start was
-    long enough for one, no scores of validations that failed as a whole.
+    A figure without data is left out, such as collapse alarms of a run that was too short for any.
     """
     trained = {number: step for number, step in steps.items() if is_training(step)}
     of_method = {"hrpo": _challenger_figures, "grpo": _solver_figures, "environment": _environment_figures}
@@ -40,12 +39,10 @@ def summarise(steps: Steps, method: str) -> dict[str, float]:
     judged = [step[ALARMS] for step in trained.values() if ALARMS in step]
     if judged:
         figures["steps_with_collapse_alarms"] = sum(alarms > 0 for alarms in judged)
-    began: dict[str, float] = {}
     for number, step in trained.items():
         for key in step:
             if key.startswith(ALARM):
-                began.setdefault(f"collapse_{key.removeprefix(ALARM).replace('-', '_')}_from_step", number)
-    figures |= began
+                figures.setdefault(f"collapse_{key.removeprefix(ALARM).replace('-', '_')}_from_step", number)
     figures["seconds_per_step"] = _sum(trained, "timing_s/step") / max(len(trained), 1)
     return figures
 
@@ -62,7 +59,7 @@ def _challenger_figures(steps: Steps) -> dict[str, float]:
 
 
 def _solver_figures(steps: Steps) -> dict[str, float]:
-    """With the first and the last validation that have a score, if any has one."""
+    """Scores in training, and of the first and last validation."""
     means = {
         "exact_match": "drzero/reward/em",
         "f1": "drzero/reward/f1",
@@ -72,7 +69,7 @@ def _solver_figures(steps: Steps) -> dict[str, float]:
 
 
 def _environment_figures(steps: Steps) -> dict[str, float]:
-    """Reward, its parts and tasks solved, with the first and the last validation that have a score."""
+    """Reward by part and tasks solved, in training and in the first and last validation."""
     trained = {number: step for number, step in steps.items() if is_training(step)}
     means = {
         "reward": "drzero/reward/score",
@@ -87,7 +84,7 @@ def _environment_figures(steps: Steps) -> dict[str, float]:
 
 
 def _validation_figures(steps: Steps, score: str, key: str, rows: str) -> dict[str, float]:
-    """The metric `key` in the first and the last validation that have one, and the rows of the last."""
+    """The metric `key` of the first and last validation with a score, and the rows of the last."""
     figures = {}
     if validated := [step for step in steps.values() if key in step]:
         figures[f"validation_{score}_first"] = validated[0][key]
@@ -99,7 +96,7 @@ def _validation_figures(steps: Steps, score: str, key: str, rows: str) -> dict[s
 
 
 def print_summary(config: DictConfig) -> dict[str, float]:
-    """Print the run's table and figures, and write them to `summary.json`; returns the figures."""
+    """Print the run's table and figures, and write them to `summary.json`. Returns the figures."""
     folder = Path(config.run.dir)
     steps = read_metrics(folder)
     figures = summarise(steps, config.method)
@@ -121,14 +118,12 @@ def print_summary(config: DictConfig) -> dict[str, float]:
     lines = {name.replace("_", " "): f"{value:.3g}" for name, value in shown.items()}
     lines["failed"] = ", ".join(f"{_FAILED[name]} {value:.0f}" for name, value in failed.items())
     if "steps_with_collapse_alarms" not in figures:
-        lines["collapse alarms"] = (
-            "not judged: every start was shorter than the window of steps that an alarm needs"
-        )
+        lines["collapse alarms"] = "not judged: every start was shorter than an alarm's window of steps"
     places = {"checkpoint": step_folder(folder, saved_step(folder))}
     if config.method == "hrpo":
         counts = [f"{name.replace('_of_', '/')}: {count:.0f}" for name, count in k_of_n(steps).items()]
         lines["solver attempts right (k of n)"] = ", ".join(counts) or "none"
-    # A solver has no export yet: the merge stage makes it. Nor has a run that was stopped.
+    # A solver is exported by the merge stage, and a stopped run not at all.
     if config.method != "grpo" and (export := Path(config.run.export_dir)).exists():
         places["export"] = export
     places["dumps, metrics, logs, resolved.yaml"] = folder
@@ -142,7 +137,7 @@ def print_summary(config: DictConfig) -> dict[str, float]:
 
 
 def _means(steps: Steps, keys: Mapping[str, str], weight: str = _ROWS) -> dict[str, float]:
-    """Each figure's metric, weighted by rows over the steps that have it; one that none has is left out."""
+    """Each figure's metric, averaged over the steps that have it, weighted by rows."""
     means = {}
     for name, key in keys.items():
         found = [(step[key], step.get(weight, 0.0)) for step in steps.values() if key in step]

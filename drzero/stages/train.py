@@ -4,8 +4,7 @@
     drzero train env=sums hardware=cpu model=demo-policy steps=20      # environments/sums/ of your own
 
 The environment's rows become the run's data, `verl_ext.rollout.environment_agent_loop` plays them, and their
-score is the reward. Nothing is retrieved, unless the environment searches. Else as the other training stages:
-services, resume, dumps, metrics, watchdog, export, summary (`drzero.stages.training`).
+score is the reward. The rest works like the other training stages (`drzero.stages.training`).
 """
 
 import json
@@ -37,14 +36,11 @@ _SCHEMA = pa.schema(
         "agent_name": pa.string(),
     }
 )
-"""What veRL wants of a row, and the row of the environment as JSON."""
+"""The columns veRL requires, and the environment's row as JSON."""
 
 
 def run_train(config: DictConfig, view: LiveView = no_view) -> None:
-    """Train to `steps`, then export and summarise.
-
-    Raises PreflightFailed before anything starts, else what `drzero.stages.training.train` raises.
-    """
+    """Train to `steps`, then export and summarise. Raises PreflightFailed, else as `training.train`."""
     taskset = load_taskset(config)
     config = prepare_environment(config, taskset)
     train(config, [search_spec(config)] if taskset.needs_retrieval else [], view)
@@ -52,7 +48,7 @@ def run_train(config: DictConfig, view: LiveView = no_view) -> None:
 
 
 def prepare_environment(config: DictConfig, taskset: Taskset) -> DictConfig:
-    """Preflight, ports and rows of the environment; returns the resolved config. Raises PreflightFailed."""
+    """Run preflight, choose ports and write the rows. Returns the resolved config."""
     if config.environment.filter_groups is None:
         with open_dict(config):
             config.environment.filter_groups = taskset.filters_groups
@@ -62,12 +58,12 @@ def prepare_environment(config: DictConfig, taskset: Taskset) -> DictConfig:
 
 
 def write_rows(config: DictConfig, taskset: Taskset) -> None:
-    """Write the rows to train on and the held-out ones of validations; the same at each start."""
+    """Write the training rows and the held-out rows, the same at each start."""
     seed = config.data.seed
     rows = rows_of(taskset, "train", config.train_rows, seed)
     try:
         held_out = rows_of(taskset, "eval", config.val_rows, seed)
-    except EnvironmentUnusable:  # preflight has warned, and veRL wants a file all the same
+    except EnvironmentUnusable:  # preflight has warned, but veRL needs a file
         held_out = rows[:1]
     _write(Path(config.data.train_files), taskset, "train", rows)
     _write(Path(config.data.val_files), taskset, "eval", held_out)
@@ -83,7 +79,7 @@ def _write(path: Path, taskset: Taskset, split: str, rows: Sequence[Row]) -> Non
 def _record(taskset: Taskset, split: str, index: int, row: Row) -> dict[str, Any]:
     return {
         "data_source": taskset.name,
-        # An episode makes its own; veRL wants one, and shows it nowhere.
+        # veRL requires a prompt but shows it nowhere: the episode makes its own.
         "prompt": [{"role": "user", "content": row.id}],
         "reward_model": {"ground_truth": {"target": None}},
         "extra_info": {"index": index, "split": split, "row": row.id, "task": json.dumps(dict(row.data))},

@@ -1,14 +1,13 @@
-"""The training stages challenger and solver, and what `train` shares with them.
+"""The training stages challenger and solver, and the parts `train` shares with them.
 
 A run is: start → services → veRL → export → summary → result.
 
     drzero challenger iteration=1 hardware=8xh100 model=qwen2.5-7b     # HRPO against the last solver
     drzero solver iteration=1 hardware=8xh100 model=qwen2.5-7b         # GRPO on the synthesized questions
 
-veRL runs as a child process on the resolved config and resumes by its own mechanism, once the run's folder
-has been put in order after a kill (`verl_ext.checkpoints`). A trainer that runs out of time, or is to stop at
-a collapse, exits with 0 and leaves a note in the run's folder (`verl_ext.early_end`); here that becomes the
-stage's OutOfTime or Collapsed.
+veRL runs as a child process on the resolved config and resumes from its own checkpoints. A trainer that runs
+out of time, or stops at a collapse, exits with 0 and leaves a note (`verl_ext.early_end`). The stage then
+raises OutOfTime or Collapsed.
 """
 
 import os
@@ -46,11 +45,11 @@ from verl_ext.sglang import cpu
 from verl_ext.stop_time import require_time
 
 START_S = 60.0
-"""With less than this left, services and trainer are not started: they would not reach a first step."""
+"""With less time left, the first step would not be reached, so nothing is started."""
 
 
 LiveView = Callable[[DictConfig], AbstractContextManager[None]]
-"""Shows the run of a config for as long as its block goes on."""
+"""Shows a run while its block is open."""
 
 
 def no_view(config: DictConfig) -> AbstractContextManager[None]:
@@ -59,13 +58,13 @@ def no_view(config: DictConfig) -> AbstractContextManager[None]:
 
 
 class Collapsed(RunFailed):
-    """The policy has collapsed, and the run was stopped at the checkpoint after that step."""
+    """The policy collapsed, and the run stopped at the checkpoint after that step."""
 
 
 def run_challenger(config: DictConfig, view: LiveView = no_view) -> None:
-    """Train the challenger to `trainer.total_training_steps`, then export and summarise.
+    """Train the challenger, then export and summarise.
 
-    Raises PreflightFailed before anything starts, else what `train` raises.
+    Raises PreflightFailed before anything starts, else as `train`.
     """
     config = prepare(config, "challenger")
     train(config, [search_spec(config), solver_spec(config)], view)
@@ -73,32 +72,31 @@ def run_challenger(config: DictConfig, view: LiveView = no_view) -> None:
 
 
 def run_solver(config: DictConfig, view: LiveView = no_view) -> None:
-    """As `run_challenger`, for the solver: with its validations, and without an export."""
+    """Train the solver, with validations. The merge stage exports it."""
     config = prepare(config, "solver")
     train(config, [search_spec(config)], view)
     finish(config, {})
 
 
 def prepare(config: DictConfig, stage: str) -> DictConfig:
-    """Run preflight, then choose ports, validation file and checkpoint; returns the resolved config."""
+    """Run preflight, then choose ports, validation file and checkpoint. Returns the resolved config."""
     config = check_and_resolve(config, stage)
-    if stage != "train":  # which writes both of its files itself
+    if stage != "train":  # it writes both of its files
         use_train_for_missing_val(config)
     choose_start(config)
     return config
 
 
 def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView = no_view) -> None:
-    """Train to `trainer.total_training_steps`, the last validation included; does nothing if already done.
+    """Train a prepared config to `trainer.total_training_steps`, last validation included.
 
-    `config` is resolved and checked. Raises AlreadyRunning when another process has this run, OutOfTime when
-    the stop time ends it at a checkpoint, Collapsed when `collapse.policy` does, or ended the last start at
-    the one that this would resume, ServiceDied, ChildFailed or NodeLost when a part of the run ends.
+    Does nothing if that is done. Raises AlreadyRunning for a run in progress, OutOfTime at the stop time,
+    Collapsed if `collapse.policy` stops the run or stopped it at the checkpoint to resume, and ServiceDied,
+    ChildFailed or NodeLost if a part of the run ends.
     """
     folder, steps = Path(config.run.dir), config.trainer.total_training_steps
     with HeldLock(folder / "lock"):
-        _tidy(folder, start_step(config))
-        _plan_validation(config, folder)
+        _tidy(config, folder)
         resumes = config.trainer.resume_mode != "disable"
         if resumes and saved_step(folder) >= steps and not config.trainer.val_only:
             print(f"{folder} has all its {steps} steps: nothing to train; a new run needs another run.name")
@@ -111,16 +109,16 @@ def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView = no_v
             with view(config), ServiceGroup(services, events=events) as group:
                 _until_done(config, folder, group)
         except Collapsed:
-            print_summary(config)  # only now: a live view would draw over it
+            print_summary(config)  # a live view would have drawn over it
             raise
 
 
 def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
-    """Run the trainer to its end; the stall action `resume` restarts a stalled one from its checkpoint."""
+    """Run the trainer to its end. With watchdog.policy=resume, restart a stalled one from its checkpoint."""
     resumes = config.watchdog.resumes if config.watchdog.policy == "resume" else 0
     for left in range(resumes, -1, -1):
         try:
-            # A restarted trainer counts from zero, so each start has a monitor of its own.
+            # A restarted trainer counts from zero, so each start needs its own monitor.
             with (
                 flow_monitor(config) as flow,
                 flight_recorder(folder) as recorder,
@@ -131,7 +129,7 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
             _raise_if_ended_early(config, folder, services)
             return
         except NothingDone:
-            # Starting up may have taken all the time left.
+            # The start may have used up the time.
             _raise_if_ended_early(config, folder, services)
             raise
         except Stalled as stalled:
@@ -141,20 +139,19 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
         require_time(config.run.name, START_S)
         if saved_step(folder) > (start_step(config) or 0):
             config.trainer.resume_mode = "auto"
-        _tidy(folder, start_step(config))
-        _plan_validation(config, folder)
+        _tidy(config, folder)
         write_for_trainer(config, folder)
 
 
 def write_for_trainer(config: DictConfig, folder: Path) -> None:
-    """Write what the trainer reads; for a Ray that runs already with the environment of its workers."""
-    if joins_cluster(config):
+    """Write the trainer's config."""
+    if joins_cluster(config):  # whose workers do not inherit the trainer's environment
         share_environment(config, trainer_env(config, folder))
     write_resolved(config)
 
 
 def _raise_if_ended_early(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
-    """Raise OutOfTime or Collapsed if the trainer has left a note; that of a collapse remains for a rerun."""
+    """Raise OutOfTime or Collapsed if the trainer left a note. A rerun needs the note of a collapse."""
     if (note := read_note(folder)) is None:
         return
     if note.collapsed:
@@ -171,35 +168,38 @@ def _raise_if_ended_early(config: DictConfig, folder: Path, services: ServiceGro
 
 
 def _refuse_to_resume_a_collapse(config: DictConfig, folder: Path) -> None:
-    """Raise Collapsed if the last start was stopped at the very checkpoint that this one would resume."""
+    """Raise Collapsed if the last start stopped at the checkpoint to resume."""
     note, start = read_note(folder), start_step(config)
     if note is None:
         return
     if note.step == (saved_step(folder) if start is None else start):
         if config.collapse.policy == "stop":
             raise _collapsed(config, note)
-        say("collapse", f"resuming after step {note.step} in spite of it (collapse.policy=warn): {note.why}")
+        say(
+            "collapse",
+            f"resuming after step {note.step} despite the collapse (collapse.policy=warn): {note.why}",
+        )
     drop_note(folder)
 
 
 def _collapsed(config: DictConfig, note: Note) -> Collapsed:
     return Collapsed(
         f"stopped at step {note.step} of {config.trainer.total_training_steps}, which is saved "
-        f"(collapse.policy=stop): {note.why}. A rerun ends here as well; collapse.policy=warn resumes after "
-        f"that step, another run.name (in a loop: --from {config.run.name}) starts again"
+        f"(collapse.policy=stop): {note.why}. A rerun stops here too. collapse.policy=warn resumes after "
+        f"that step; another run.name (in a loop: --from {config.run.name}) starts again"
     )
 
 
 def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
-    """Print the summary and write the stage's result: the last checkpoint and `outputs`."""
+    """Print the summary and write the result: the last checkpoint and `outputs`."""
     folder = Path(config.run.dir)
     checkpoint = step_folder(folder, saved_step(folder))
     write_result(config, {"checkpoint": checkpoint, **outputs}, spent_tokens(folder), print_summary(config))
 
 
-def _tidy(folder: Path, start: int | None) -> None:
-    """Put a run's folder in order after the last start, however it ended; `start` as `start_step` has it."""
-    for line in settle_checkpoints(folder, start):
+def _tidy(config: DictConfig, folder: Path) -> None:
+    """Clean the run's folder up after the last start, and plan the validation of this one."""
+    for line in settle_checkpoints(folder, start_step(config)):
         say("checkpoints", line)
     for partial in (folder / "dumps").glob("*.partial"):
         partial.unlink()
@@ -208,13 +208,13 @@ def _tidy(folder: Path, start: int | None) -> None:
     remove_temporaries(folder)
     for old in (folder / PROGRESS).glob("*.json"):
         old.unlink()
+    _plan_validation(config, folder)
 
 
 def _plan_validation(config: DictConfig, folder: Path) -> None:
-    """On resume, run only the validation that the interrupted start skipped.
+    """On resume, run only the validation the interrupted start skipped.
 
-    veRL saves a step before it validates it, so a kill in between would lose that validation for good; after
-    the last step that validation is all that is left to run.
+    veRL saves a step before validating it, so a kill in between would lose that validation.
     """
     trainer, step = config.trainer, saved_step(folder)
     trainer.val_only = False
@@ -229,21 +229,20 @@ def _plan_validation(config: DictConfig, folder: Path) -> None:
 
 def trainer_command(config: DictConfig, folder: Path, recorder: Mapping[str, str]) -> Command:
     """veRL's trainer on the resolved config in `folder`; `recorder` is `flight_recorder`'s environment."""
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(folder)]
+    command += ["--config-name", RESOLVED]
+    # Hydra would write its output folder and log file to the working directory.
+    command += [f"hydra.run.dir={folder / 'logs'}", "hydra.output_subdir=null", "hydra/job_logging=none"]
     return Command(
         name="trainer",
-        command=(
-            *(sys.executable, "-m", "verl.trainer.main_ppo"),
-            *("--config-path", str(folder), "--config-name", RESOLVED),
-            # Hydra's own output folder and log file would land in the working directory.
-            *("hydra.run.dir=" + str(folder / "logs"), "hydra.output_subdir=null", "hydra/job_logging=none"),
-        ),
+        command=tuple(command),
         log_path=folder / "logs" / "trainer.log",
         env={**trainer_env(config, folder), **recorder},
     )
 
 
 def trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
-    """What every process of the trainer needs in its environment; no secret is among it."""
+    """The environment of every process of the trainer. It holds no secret."""
     root, rollout = str(Path(__file__).resolve().parents[2]), config.actor_rollout_ref.rollout
     is_sglang_on_cpu = rollout.name == "sglang" and config.machine.device == "cpu"
     engine = cpu.environment(rollout.tensor_model_parallel_size) if is_sglang_on_cpu else {}
@@ -251,7 +250,7 @@ def trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # Ray's usage reports would be the only thing that leaves the machine.
+        # Nothing may leave the machine, usage reports included.
         "RAY_USAGE_STATS_ENABLED": "0",
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),

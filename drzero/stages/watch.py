@@ -1,4 +1,4 @@
-"""What the watchdog must know about this recipe: phases, flow points, who answers them, where veRL waits.
+"""The watchdog's knowledge of this recipe: phases, flow points, who answers them, where veRL waits.
 
 plan = watch_plan(config, flow)         # config: a resolved training config; flow: the flow monitor
 run_supervised(trainer, services, plan=plan)
@@ -30,35 +30,35 @@ WAITS_ON = {
     "completion": ("solver queue", "search"),
     "search": ("retrieval queue",),
 }
-"""What each flow point waits on; the trainer itself waits on the buffer. A rollout ends with its reward."""
+"""The points each flow point waits on. The trainer waits on the buffer; a rollout ends with its reward."""
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
         "retrieval answers garbage",
         r"is no retrieval service: it answered|answered \d+ of \d+ queries",
-        "something else listens on retrieval.port or at retrieval.url, or its index is broken: query it with "
-        "curl, restart it",
+        "something else listens at retrieval.port or retrieval.url, or the index is broken: query it "
+        "with curl, restart it",
         culprit="retrieval",
     ),
     Cause(
         "solver fails",
         r"the solver server at \S+ failed|SolverServerError",
-        "read solver.log; a server that runs out of memory needs a smaller solver.mem_fraction_static or "
+        "read solver.log; if the server ran out of memory, lower solver.mem_fraction_static or "
         "solver.max_batch_size",
         culprit="solver",
     ),
     Cause(
         "retrieval does not answer",
         r"SearchUnavailable|/retrieve did not answer",
-        "read retrieval.log, with retrieval.url where it runs; more room: retrieval.encoders, "
-        "retrieval.max_queue, retrieval.deadline_s",
+        "read retrieval.log (with retrieval.url, on its machine); to make room raise retrieval.encoders, "
+        "retrieval.max_queue or retrieval.deadline_s",
         culprit="retrieval",
     ),
     Cause(
         "a process of SGLang's ended",
         r"Subprocess \S+ \(pid=\d+\) crashed with exit code",
-        "exit code -9 is mostly a lack of memory (smaller actor_rollout_ref.rollout.gpu_memory_utilization); "
-        "rerun to resume",
+        "exit code -9 mostly means out of memory: lower actor_rollout_ref.rollout.gpu_memory_utilization, "
+        "then rerun to resume",
         culprit="rollout engine",
     ),
     Cause(
@@ -67,7 +67,7 @@ CAUSES: tuple[Cause, ...] = (
         "the message names the first causes; rerun to resume once the service is up (run.max_failed_share)",
     ),
 )
-"""Failures whose lines only this project writes."""
+"""Failures that only this project logs."""
 
 LANDMARKS = Landmarks(
     batch_wait=(
@@ -104,7 +104,7 @@ LANDMARKS = Landmarks(
         (r"drzero: solver", "solver"),
     ),
     ranks=r"ray::\w*ActorRolloutRef\w*|ray::WorkerDict\w*|\brank \d+",
-    # SGLang's schedulers distribute requests by a broadcast that a replica's other ranks always wait in.
+    # A replica's other ranks always wait in the broadcast by which SGLang distributes requests.
     engines=r"sglang::|ray::SGLang",
     causes=CAUSES,
     end_phases=frozenset({"done", "out-of-time"}),
@@ -123,9 +123,9 @@ def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan
             cold_start_s=watchdog.cold_start_s, floor_s=watchdog.floor_s, factor=watchdog.factor, fixed=fixed
         ),
         flow=flow.snapshot if flow else lambda: None,
-        # Only there does finished work count: asynchronous rollouts continue while an update may hang.
+        # Finished work counts only there: asynchronous rollouts go on while an update may hang.
         counted_phases=frozenset({"rollout", "validation"}),
-        # A growing checkpoint is movement: a large one takes longer than any limit on silence.
+        # A large checkpoint takes longer than any limit on silence, so growth counts as movement.
         writing_phases={"save": "global_step_*"},
         landmarks=LANDMARKS,
         stall_action=watchdog.policy,
@@ -140,14 +140,14 @@ def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan
 
 
 def watched_env(config: DictConfig) -> dict[str, str]:
-    """The environment by which the trainer's processes can be watched."""
+    """The environment that lets the watchdog see into the trainer's processes."""
     return {
         "DRZERO_PROGRESS_DIR": str(Path(config.run.dir) / PROGRESS),
-        # Tracebacks of all threads on a crash in C code, and of every process of the run.
+        # Tracebacks of all threads when C code crashes.
         "PYTHONFAULTHANDLER": "1",
-        # Seconds after which a rank whose NCCL thread itself hangs is ended, so that the others fail too.
+        # Ends a rank whose NCCL thread hangs, so that the others fail too.
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "480",
-        # On an error the process ends without waiting for NCCL, which may never return.
+        # Ends the process at an error instead of waiting for NCCL, which may never return.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
     }

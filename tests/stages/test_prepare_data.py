@@ -169,8 +169,8 @@ def test_a_document_to_hold_out_that_the_index_has_not_is_named(
     words = [f"hold_out=[{questions}]", f"out_dir={tmp_path / 'data'}", "rows=8", "heldout_rows=2"]
     assert main(["prepare-data", *prepared.overrides(tmp_path), *words]) == 0
     told = capsys.readouterr().out
-    assert "none shows any of the 1 documents that benchmarks are about" in told
-    assert "the index has not 1 of the 2 documents to hold out, 'docs/b.md' for one" in told
+    assert "none shows any of the 1 documents held out for benchmarks" in told
+    assert "the index lacks 1 of the 2 documents to hold out, e.g. 'docs/b.md'" in told
 
 
 @pytest.mark.slow("unpacks both models of the demo")
