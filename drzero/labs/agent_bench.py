@@ -1,22 +1,22 @@
-"""`drzero agent-bench`: runs of an agent of your own against a served model, before it trains.
+"""Run an agent of your own against a served model, before it trains.
 
     drzero agent-bench my_agent.py:MyAgent                            one item, every model call shown
     drzero agent-bench my_agent.MyAgent mode=sample data=questions.jsonl n=16
     drzero agent-bench my_agent.MyAgent mode=concurrent data=questions.jsonl batch_size=64 group_size=8
-    drzero agent-bench wordle model=wordle-policy mode=concurrent     one of ours: any environment's name
+    drzero agent-bench wordle model=wordle-policy mode=concurrent     one of ours, by an environment's name
     drzero agent-bench train env=wordle mode=rollout batches=2        veRL's agent loop, in a stage's trainer
 
-An agent is a class with `async def run(self, data, **extra_kwargs)` that returns a reward or a dict of them;
-it gets `base_url` and `api_key`, and finds them in OPENAI_BASE_URL and OPENAI_API_KEY. The model is that of
-endpoint=, such as `drzero serve-model` has it. A recording proxy on loopback sees each call. Printed are
-latencies, calls, tokens, failures by cause, how long the event loop stood still and in which line, and what
-was left open. Failed runs are kept in failures.jsonl in the run's folder; any fault makes the exit code 1.
-mode=single runs in this very process, so that a debugger stops in it: `python -m pdb -m drzero.cli
-agent-bench …`, or an IDE with the module drzero.cli.
+An agent is a class with `async def run(self, data, **extra_kwargs)` that returns a reward or a dict of them
+(`drzero.labs.agents.contract`). endpoint= names the model's server, e.g. `drzero serve-model`. A proxy on
+loopback records each call. Printed are latencies, calls, tokens, failures by cause, the line that blocked
+the event loop, and connections left open. failures.jsonl keeps the failed runs. Any fault exits with 1.
+mode=single runs in this process, so a debugger works: `python -m pdb -m drzero.cli agent-bench …`.
 
-mode=rollout is for the stages that train: challenger, solver, train. The stage's own trainer starts, with the
-memory of a run, rolls batches of its prompts out, scores them, and changes no weights
-(`drzero.labs.agent_rollout`). All other words are the stage's; endpoint=, data= and n= are not for it.
+mode=rollout is for challenger, solver and train (`drzero.labs.agent_rollout`). Its other words are the
+stage's; endpoint=, data= and n= do not apply.
+
+Worth: shows leaks, pauses and failing rewards that appear only with many runs at once. Tests
+`verl_ext/rollout` and the user's code. Can go when veRL's agent loops report the same.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from omegaconf import DictConfig
 from drzero.labs.agents.builtin import environment_agent
 from drzero.labs.agents.contract import AgentClass, RewardRule
 from drzero.labs.agents.load import EXAMPLE, is_class, load_agent, load_items
-from drzero.labs.agents.proxy import Call, Recorder, readable
+from drzero.labs.agents.proxy import ModelCall, Recorder, readable
 from drzero.labs.agents.report import failed_share, faults, print_bench, print_runs, record
-from drzero.labs.agents.runs import NO_KEY, Bench, Plan, Run, play
+from drzero.labs.agents.runs import NO_KEY, AgentRun, Bench, Plan, play
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.console import say, set_verbose
 from drzero.ops.errors import RunFailed
@@ -56,26 +56,23 @@ _NAME = "agent-bench"
 FAILURES = "failures.jsonl"
 BASE_URL = "OPENAI_BASE_URL"
 _USUAL = "http://127.0.0.1:8080/v1"
-"""Where serve-model is by default."""
-
-
+"""The default of serve-model."""
 STAGES = ("challenger", "solver", "train")
-"""What mode=rollout plays."""
+"""For mode=rollout."""
 _SHORT = {"data": "data_file", "mode": "run_mode"}
-"""Keys as they are typed, whose names are groups of config/ or of keys."""
+"""Short names. Their full keys exist because config/ uses the short ones."""
 _OF_ROLLOUT = ("agent=", "run_mode=", "batches=", "reward_range=")
-"""The overrides of mode=rollout that are not the stage's."""
+"""Overrides of mode=rollout. The others go to the stage."""
 
 
 class AgentFaulty(RunFailed):
-    """The runs have shown what must change before the agent trains; the message has it line by line."""
+    """The agent is not ready to train. The message lists the faults."""
 
 
 def run_agent_bench(arguments: Sequence[str]) -> None:
-    """Run the agent, or a stage's rollouts, print what was seen, and keep the failures.
+    """Run the agent or a stage's rollouts, print the results, and keep the failures.
 
-    Raises CheckError or PreflightFailed before the first run, and AgentFaulty if a run failed, the event loop
-    stood still for too long, or anything was left open.
+    Raises CheckError or PreflightFailed before the first run, and AgentFaulty for any fault.
     """
     overrides = agent_bench_overrides(arguments)
     name = arguments[0]
@@ -85,17 +82,15 @@ def run_agent_bench(arguments: Sequence[str]) -> None:
     config = compose_stage("agent_bench", overrides)
     set_verbose(config.verbose)
     if config.run_mode == "rollout":
-        yours = "a class of your own has no part in it" if is_class(name) else f"write `train env={name}`"
-        raise CheckError(
-            f"mode=rollout is veRL's agent loop in the trainer of a stage ({', '.join(STAGES)}): {yours}"
-        )
+        yours = "it cannot run your own class" if is_class(name) else f"write `train env={name}`"
+        raise CheckError(f"mode=rollout runs a stage's trainer ({', '.join(STAGES)}): {yours}")
     _bench_agent(config)
 
 
 def agent_bench_overrides(arguments: Sequence[str]) -> list[str]:
-    """Overrides in Hydra's grammar: the first word is the agent, `data=` and `mode=` are keys of its own.
+    """Overrides in Hydra's grammar. The first word names the agent.
 
-    A stage has a mode= too: only mode=rollout is the command's there.
+    A stage has its own mode=, so with a stage only mode=rollout is the command's.
     """
     if not arguments or "=" in arguments[0]:
         raise CheckError(
@@ -110,12 +105,12 @@ def agent_bench_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def _bench_stage(stage: str, overrides: Sequence[str]) -> None:
-    from drzero.labs.agent_rollout import run_rollouts  # with torch: an agent's runs need none of it
+    from drzero.labs.agent_rollout import run_rollouts  # loads torch, which an agent's runs do not need
 
     own = [word for word in overrides if word.startswith(_OF_ROLLOUT)]
     bench = compose_stage("agent_bench", own)
     if bench.run_mode != "rollout":
-        raise CheckError(f"{stage} is a stage, which only mode=rollout runs: its trainer, without an update")
+        raise CheckError(f"{stage} is a stage: only mode=rollout runs its trainer")
     done = run_rollouts(stage, [word for word in overrides if word not in own], bench.batches, _rule(bench))
     failed = [run for run in done.runs if run.failure is not None]
     kept = _keep(failed, done.folder)
@@ -152,7 +147,7 @@ def _ending(folder: Path) -> AbstractContextManager[None]:
 
 
 def run_bench(config: DictConfig, agent: AgentClass, items: Sequence[Any], base_url: str) -> Bench:
-    """The runs of a resolved config on some of the items, in this thread."""
+    """Run a resolved config on some of the items, in this thread."""
     plan = Plan(
         group_size=config.group_size if config.run_mode == "concurrent" else 1,
         at_once=config.run_mode == "concurrent",
@@ -176,7 +171,7 @@ def _rule(config: DictConfig) -> RewardRule:
 
 
 def served_name_of(config: DictConfig, base: str) -> str:
-    """The name of the endpoint's model, which shows that it answers; PreflightFailed if it does not."""
+    """The name of the endpoint's model. Raises PreflightFailed if the endpoint does not answer."""
     if is_class(config.agent):
         return ", ".join(served_names(base, MODEL_KEY))
     return served_name(base, config.endpoint_model, MODEL_KEY)
@@ -184,8 +179,8 @@ def served_name_of(config: DictConfig, base: str) -> str:
 
 @contextmanager
 def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[AgentClass, list[Any]]]:
-    """The agent and what it plays, with the services that it needs."""
-    _rule(config)  # before anything starts
+    """The agent and its items, with the services it needs."""
+    _rule(config)  # refuse a bad one before anything starts
     services: Any = nullcontext()
     if is_class(config.agent):
         agent = load_agent(config.agent, dict(config.agent_options))
@@ -207,14 +202,14 @@ def _size(config: DictConfig) -> int:
 
 
 def choose(items: int, n: int, seed: int) -> list[int]:
-    """The numbers of `n` items by a seed; fewer items are taken again and again."""
+    """The numbers of `n` items, drawn by a seed, and repeated if there are fewer."""
     order = random.Random(seed).sample(range(items), items)
     return [order[number % items] for number in range(n)]
 
 
 @contextmanager
 def _environment(base_url: str, api_key: str) -> Iterator[None]:
-    """The two variables by which OpenAI's client finds a server, for agents that read them."""
+    """Set the two variables OpenAI's client reads."""
     before = {name: os.environ.get(name) for name in (BASE_URL, MODEL_KEY)}
     os.environ |= {BASE_URL: base_url, MODEL_KEY: api_key}
     try:
@@ -226,8 +221,8 @@ def _environment(base_url: str, api_key: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _show_call(call: Call) -> None:
-    """Print a call of the model as it ends."""
+def _show_call(call: ModelCall) -> None:
+    """Print an ended model call."""
     tokens = "?" if call.tokens_out is None else f"{call.tokens_in} + {call.tokens_out}"
     say("call", f"{call.path}: {call.status or 'no answer'} in {call.seconds:.2f} s, {tokens} tokens")
     for mark, body in (("", call.request), ("→ ", readable(call.answer.encode()))):
@@ -236,18 +231,18 @@ def _show_call(call: Call) -> None:
 
 
 def _as_json(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records whose items may be anything that parquet holds."""
+    """Records as JSON, whatever types parquet gave their items."""
     return [dict(json.loads(_without_key(json.dumps(one, default=str)))) for one in records]
 
 
 def _without_key(text: str) -> str:
-    """The text without the key, which servers repeat in what they say of a wrong one."""
+    """The text without the key: some servers repeat a wrong one."""
     key = os.environ.get(MODEL_KEY) or NO_KEY
     return text if key == NO_KEY else text.replace(key, "***")
 
 
-def _keep(failed: Sequence[Run], folder: Path) -> Path | None:
-    """Write the failed runs of this bench in place of the last one's; returns the file, None without any."""
+def _keep(failed: Sequence[AgentRun], folder: Path) -> Path | None:
+    """Replace the last bench's failures with this one's. Returns the file, None without failures."""
     (folder / FAILURES).unlink(missing_ok=True)
     if not failed:
         return None

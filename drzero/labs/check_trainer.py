@@ -1,27 +1,25 @@
-"""`drzero check-services STAGE --with-trainer`: one prompt through the stage's own trainer, no update.
+"""Send one prompt through a stage's own trainer, without an update (`check-services --with-trainer`).
 
     drzero check-services challenger --with-trainer hardware=cpu
-    drzero check-services train --with-trainer env=wordle hardware=cpu
 
-It is veRL's own validation-only run (`trainer.val_only`) of the stage's config, whose validation file is the
-first row of its training file: the trainer, its engines and workers start as in a run, one prompt is queued,
-rolled out, rewarded, found by the replay buffer and read, and all ends without an update or a checkpoint. It
-takes the memory of a run. Each hop's time is what the run's own telemetry wrote: heartbeats, the workers'
-progress files, the trainer's counters.
+The trial is veRL's validation-only run (`trainer.val_only`) on the first training row. One prompt is queued,
+rolled out, rewarded, found by the replay buffer and read. The hops' times come from the run's own telemetry.
+
+Worth: finds an engine or queue that never answers, before a paid run. Tests `verl_ext/trainer` and
+`verl_ext/rollout`. Can go when smoke runs as fast on every stage.
 """
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from drzero.labs.trial import HEARTBEATS, VALIDATED, run_trial
+from drzero.labs.trial import HEARTBEATS, VALIDATED, Step, run_trial
 from drzero.ops.errors import RunFailed
 from drzero.ops.flow.workers import Worker, finished, read_workers
 from drzero.ops.process.logs import EventLog
@@ -39,35 +37,23 @@ _CALLS = {
     "completion": "solver",
     "reward": "reward workers",
 }
-"""The kinds of calls that workers write down, and who answers them."""
+"""The kinds of calls workers record, and who answers them."""
 
 
 class HopMissing(RunFailed):
-    """The trainer ended well, and a hop that every prompt takes was not seen."""
+    """The trainer ended well without a hop that every prompt takes."""
 
 
-@dataclass(frozen=True)
-class Hop:
-    """One hop of the prompt; `seconds` of each call, the mean of several."""
+def check_with_trainer(config: DictConfig, specs: Sequence[AnySpec]) -> list[Step]:
+    """Run one prompt of a prepared config through its trainer. Returns the hops.
 
-    name: str
-    component: str
-    seconds: float
-    outcome: str
-    ok: bool = True
-
-
-def check_with_trainer(config: DictConfig, specs: Sequence[AnySpec]) -> list[Hop]:
-    """Run one prompt of a prepared config through its trainer; returns the hops, which a failure also leaves.
-
-    Raises what `run_trial` raises, and HopMissing.
+    Raises HopMissing, else as `run_trial`.
     """
     folder = Path(config.run.dir)
     run_trial(config, specs, _only_validate)
     hops = list(read_hops(folder))
     if missing := {"generation", "buffer"} - {hop.name for hop in hops}:
-        unseen = " and ".join(sorted(missing))
-        text = f"the trainer ended well, and wrote nothing of {unseen}: see trainer.log"
+        text = f"the trainer ended well, but recorded no {' and no '.join(sorted(missing))}: see trainer.log"
         EventLog(folder / "logs" / EVENTS_FILE).add("exit", "trainer", text, code=1)
         raise HopMissing(text)
     return hops
@@ -77,8 +63,7 @@ def _only_validate(config: DictConfig) -> None:
     """Make the run a validation of one row."""
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
-    batches = pq.ParquetFile(config.data.train_files).iter_batches(1)
-    row = next(batches)  # preflight has checked that there is one
+    row = next(pq.ParquetFile(config.data.train_files).iter_batches(1))  # preflight has checked for one
     with pq.ParquetWriter(folder / ROW_FILE, row.schema) as file:
         file.write_batch(row)
     with open_dict(config):
@@ -89,32 +74,30 @@ def _only_validate(config: DictConfig) -> None:
         OmegaConf.update(config, "actor_rollout_ref.rollout.val_kwargs.n", 1)
 
 
-# The hops ---------------------------------------------------------------------------------------------------
-
-
-def read_hops(folder: Path, now: float | None = None) -> Iterator[Hop]:
-    """The hops of the prompt in their order, from what the run has written."""
+def read_hops(folder: Path, now: float | None = None) -> Iterator[Step]:
+    """The prompt's hops in order, from the files of the run."""
     beats = {beat["phase"]: float(beat["time"]) for beat in reversed(read_json_lines(folder / HEARTBEATS))}
     workers = read_workers(folder / PROGRESS, now or time.time())
-    counters = _counters(folder / COUNTERS_FILE)
+    counters: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        counters = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))
     about = counters.get("about", {})
     if {"start-up", "validation"} <= beats.keys():
         took = beats["validation"] - beats["start-up"]
-        yield Hop("start-up", "trainer", took, "engines, workers and weights are there")
+        yield Step("start-up", "trainer", took, "engines, workers and weights are ready")
     if "listed_s" in about:
-        yield Hop("queue", "TransferQueue", about["listed_s"], "one listing of all that it holds")
-    score = _score(folder)
+        yield Step("queue", "TransferQueue", about["listed_s"], "listed all it holds once")
     for kind, component in _CALLS.items():
-        yield from _calls(kind, component, workers, score)
+        yield from _calls(kind, component, workers, _score(folder))
     if "sampled_s" in about:
         found = bool(counters.get("points", {}).get("validation", {}).get("out"))
         late = about["sampled_s"] - sum(_seconds(workers, kind) for kind in ("rollout", "reward"))
-        outcome = f"the sample was found, {max(late, 0.0):.1f} s after its reward (it polls every 2 s)"
-        yield Hop("buffer", "replay buffer", about["sampled_s"], outcome if found else "none came", ok=found)
+        outcome = f"found the sample {max(late, 0.0):.1f} s after its reward (it polls every 2 s)"
+        yield Step("buffer", "replay buffer", about["sampled_s"], outcome if found else "none came", ok=found)
 
 
-def _calls(kind: str, component: str, workers: Sequence[Worker], score: str) -> Iterator[Hop]:
-    """The calls of one kind, if there were any: a failed one, or one that is still open, is not ok."""
+def _calls(kind: str, component: str, workers: Sequence[Worker], score: str) -> Iterator[Step]:
+    """The calls of one kind, if any. A failed or open call makes the hop fail."""
     done = finished(workers).get(kind, 0.0)
     failed = sum(worker.failed.get(kind, 0.0) for worker in workers)
     ages = [call.age_s for worker in workers for call in worker.calls if call.kind == kind]
@@ -130,21 +113,14 @@ def _calls(kind: str, component: str, workers: Sequence[Worker], score: str) -> 
     if ages:
         parts.append(f"{len(ages)} not answered after {max(ages):.0f} s")
     seconds = _seconds(workers, kind) / done if done else max(ages, default=0.0)
-    yield Hop(kind, component, seconds, ", ".join(parts), ok=not failed and not ages)
+    yield Step(kind, component, seconds, ", ".join(parts), ok=not failed and not ages)
 
 
 def _seconds(workers: Sequence[Worker], kind: str) -> float:
     return sum(worker.seconds.get(kind, 0.0) for worker in workers)
 
 
-def _counters(path: Path) -> Mapping[str, Any]:
-    with suppress(OSError, ValueError):
-        counters: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return counters
-    return {}
-
-
 def _score(folder: Path) -> str:
-    """The reward of the sample, by veRL's dump of its validation."""
+    """The sample's reward, from veRL's dump of its validation."""
     rows = [row for path in sorted((folder / VALIDATED).glob("*.jsonl")) for row in read_json_lines(path)]
     return f"reward {float(rows[-1]['score']):.3f}" if rows else ""

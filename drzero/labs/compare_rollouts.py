@@ -1,4 +1,4 @@
-"""`drzero compare-rollouts`: whether an inference engine computes what Transformers computes.
+"""Compare an inference engine with Transformers, token by token.
 
     drzero compare-rollouts model=demo-policy                          the engine of rollout=, started here
     drzero compare-rollouts model=qwen2.5-3b data=my/prompts.parquet n=64 rollout=sglang
@@ -6,10 +6,12 @@
     drzero compare-rollouts model=demo-policy solver.model_path=my/model    the engine with other weights
 
 Both get the same token ids. The engine continues each prompt greedily and by sampling, and draws single
-tokens at a few places; Transformers then reads all of it. Compared are greedy sequences (ties apart from true
-differences), log-probabilities, temperature, top-p and top-k, the stage's own score, and, where the server
-has chat, the prompt that it makes of messages. A table has what was found and what passes; the worst cases
-are kept in worst.jsonl of the run's folder. Exit code 1 if a check fails.
+tokens at a few places. Transformers reads the results. The checks cover greedy sequences, log-probabilities,
+temperature, top-p, top-k, the stage's score, and a chat server's rendering of messages. worst.jsonl keeps the
+worst cases. Exits with 1 if a check fails.
+
+Worth: finds a wrong rope base, dtype or chat template that training would only show as slow learning. Tests
+`verl_ext/engine` and `verl_ext/sglang`. Can go when veRL reports the same differences in a run.
 """
 
 import asyncio
@@ -24,11 +26,11 @@ from typing import Any
 import httpx
 from omegaconf import DictConfig
 
-from drzero.labs.check_services import watched
-from drzero.labs.consistency.check import Check, Limits
 from drzero.labs.consistency.engine import Continued, Engine, Sampling, ServerPrompt, find_engine
 from drzero.labs.consistency.prompts import Prompt, Wording, load_prompts
-from drzero.labs.consistency.sampling import SETTINGS, Place, Setting, check_sampling, choose_places
+from drzero.labs.consistency.sampling import SETTINGS, SampledPlace, Setting, check_sampling, choose_places
+from drzero.labs.consistency.verdict import Comparison, Tolerances
+from drzero.labs.trial import watched
 from drzero.ops.bearer import MODEL_KEY, bearer_headers
 from drzero.ops.console import say
 from drzero.ops.errors import RunFailed
@@ -51,9 +53,9 @@ from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 
 WORST = "worst.jsonl"
 _KEPT = 10
-"""Cases of a check in that file."""
+"""Cases a check in that file."""
 _RENDERED = 8
-"""Prompts that the server's own rendering is asked of."""
+"""Prompts the server renders itself."""
 _N = {"cpu": 8}
 """Prompts by default, by device."""
 _USUAL_N = 64
@@ -61,32 +63,32 @@ _OWN = ("data", "n")
 
 
 class Disagreement(RunFailed):
-    """The engine and Transformers do not compute the same; the message has the checks that say so."""
+    """The engine and Transformers disagree. The message names the failed checks."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """All that the engine was asked."""
+    """The engine's answers."""
 
     greedy: list[Continued]
     sampled: list[Continued]
-    places: list[Place]
+    places: list[SampledPlace]
     drawn: dict[Setting, list[list[int]]]
-    """By setting, of each place the ids that were drawn."""
+    """The ids drawn at each place, by setting."""
     rendered: list[ServerPrompt | None]
-    """Of the first prompts, what the server makes of their messages."""
+    """The server's rendering of the first prompts."""
 
 
 def compare_overrides(arguments: Sequence[str]) -> list[str]:
-    """The command's own `data=` and `n=` as the keys that they stand for; overrides stay."""
+    """Turn the command's `data=` and `n=` into their keys."""
     return [f"compare.{word}" if word.partition("=")[0] in _OWN else word for word in arguments]
 
 
 def run_compare_rollouts(config: DictConfig) -> None:
-    """Ask the engine, then Transformers; print the table and write the worst cases.
+    """Ask the engine, then Transformers, print the table and write the worst cases.
 
     Raises PreflightFailed, DataError or CheckError before anything starts, ServiceDied or EngineUnfit if the
-    engine does not answer, Disagreement if a check fails.
+    engine fails, Disagreement if a check does.
     """
     config = check_and_resolve(config, "compare_rollouts")
     tokenizer = load_chat_tokenizer(config.base_model, "base_model")
@@ -103,7 +105,7 @@ def run_compare_rollouts(config: DictConfig) -> None:
 
 
 def _compare(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> None:
-    """Ask both sides, print the table and keep the worst cases; raises Disagreement."""
+    """Ask both sides, print the table and keep the worst cases. Raises Disagreement."""
     worst = Path(config.run.dir) / WORST
     began = time.monotonic()
     answers = _answers(config, prompts, tokenizer)
@@ -123,7 +125,7 @@ def _compare(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> N
 
 
 def _answers(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> Answers:
-    """What the engine answers: the configured endpoint, or a server of our own that is stopped at the end."""
+    """The answers of the configured endpoint, or of a server started for them."""
     if config.endpoint is None:
         specs, name = [solver_spec(config)], "solver"
         base = f"http://{config.solver.host}:{config.solver.port}/v1"
@@ -141,14 +143,14 @@ def _answers(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> A
 
 
 def stop_ids(tokenizer: Any) -> list[int]:
-    """What ends a turn on both sides: the tokenizer's end of a turn and, where that is another, of a text."""
+    """The ids that end a turn on both sides: the tokenizer's ends of a turn and of a text."""
     return [*dict.fromkeys(token for token in (turn_end_id(tokenizer), tokenizer.eos_token_id) if token)]
 
 
 async def ask(
     config: DictConfig, prompts: Sequence[Prompt], address: str, name: str, ends: Sequence[int]
 ) -> Answers:
-    """Ask the engine at an address for all that is compared; raises EngineUnfit."""
+    """Ask the engine for everything to compare. Raises EngineUnfit."""
     compare, solver = config.compare, config.solver
     async with httpx.AsyncClient(
         base_url=address,
@@ -177,19 +179,25 @@ async def ask(
 async def _draw(
     engine: Engine, ids: Sequence[int], setting: Setting, count: int, seeds: "itertools.count[int]"
 ) -> list[int]:
-    """The next id, drawn `count` times."""
+    """Draw the next id `count` times."""
     how = Sampling(1, setting.temperature, setting.top_p, setting.top_k)
     made = await asyncio.gather(*(engine.sample(ids, how, next(seeds)) for _ in range(count)))
     return [one.ids[0] for one in made]
 
 
-def judge(config: DictConfig, prompts: Sequence[Prompt], answers: Answers, tokenizer: Any) -> list[Check]:
-    """Every check, with Transformers' model loaded for them; raises CheckError if it does not load."""
+def judge(
+    config: DictConfig, prompts: Sequence[Prompt], answers: Answers, tokenizer: Any
+) -> list[Comparison]:
+    """Load Transformers' model and run every check. Raises CheckError if it does not load."""
     # Heavy, and not needed while the engine works.
-    from drzero.labs.consistency.greedy import check_greedy, check_scores
-    from drzero.labs.consistency.log_probs import check_log_probs, read_sampled
-    from drzero.labs.consistency.prompt_side import check_prompts
-    from drzero.labs.consistency.transformers_side import Yardstick
+    from drzero.labs.consistency.checks import (
+        TransformersSide,
+        check_greedy,
+        check_log_probs,
+        check_prompts,
+        check_scores,
+        read_sampled,
+    )
     from verl_ext.engine.loading import ModelLoadError, load_model
 
     compare, limits, ends = config.compare, limits_of(config), stop_ids(tokenizer)
@@ -197,14 +205,14 @@ def judge(config: DictConfig, prompts: Sequence[Prompt], answers: Answers, token
         model, _ = load_model(config.base_model, dtype=compare.dtype, device=config.machine.device)
     except ModelLoadError as error:
         raise CheckError(f"base_model: {error}") from error
-    yardstick = Yardstick(model)
-    greedy, parted = check_greedy(prompts, answers.greedy, yardstick, tokenizer, limits)
-    theirs, rows = read_sampled(yardstick, prompts, answers.sampled, answers.places)
+    transformers = TransformersSide(model)
+    greedy, parted = check_greedy(prompts, answers.greedy, transformers, tokenizer, limits)
+    theirs, rows = read_sampled(transformers, prompts, answers.sampled, answers.places)
 
     def own_turn(index: int, position: int) -> list[int]:
         said = answers.greedy[index].ids[:position]
         room = compare.tokens - position
-        return said + yardstick.continue_greedily([*prompts[index].ids, *said], room, ends)
+        return said + transformers.continue_greedily([*prompts[index].ids, *said], room, ends)
 
     return [
         check_prompts(prompts[: len(answers.rendered)], answers.rendered, tokenizer),
@@ -215,15 +223,15 @@ def judge(config: DictConfig, prompts: Sequence[Prompt], answers: Answers, token
     ]
 
 
-def limits_of(config: DictConfig) -> Limits:
-    """The configured limits; those that are null by the numbers that are computed with."""
+def limits_of(config: DictConfig) -> Tolerances:
+    """The configured limits. Null ones follow from the dtypes."""
     compare = config.compare
     is_exact = config.solver.dtype == compare.dtype == "float32"
 
     def chosen(limit: float | None, exact: float, rounded: float) -> float:
         return limit if limit is not None else exact if is_exact else rounded
 
-    return Limits(
+    return Tolerances(
         tie=chosen(compare.tie_nats, 0.001, 0.25),
         mean_gap=chosen(compare.mean_gap_nats, 0.0001, 0.02),
         largest_gap=chosen(compare.largest_gap_nats, 0.005, 1.0),
@@ -233,7 +241,7 @@ def limits_of(config: DictConfig) -> Limits:
     )
 
 
-def _print(config: DictConfig, checks: Sequence[Check]) -> None:
+def _print(config: DictConfig, checks: Sequence[Comparison]) -> None:
     engine = config.endpoint or f"{config.solver.engine}, {config.solver.dtype}"
     title = f"{config.base_model}: {engine} against Transformers, {config.compare.dtype}"
     table = new_table(title, "check", "found", "passes", "verdict")

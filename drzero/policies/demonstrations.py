@@ -1,7 +1,8 @@
 """Warm-start demonstrations: conversations of a search agent in the demo world's `warmstart` split.
 
-A *challenger* follows a chain of facts from its document, searches for each next entity and writes a question. A *solver* follows the chain from the question to the answer. Assistant turns are the raw text a
-model has to generate. No entity of the `run` split occurs.
+A *challenger* follows a chain of facts from its document, searches for each next entity and writes a
+question. A *solver* follows it from the question to the answer. Assistant turns are the raw text a model has
+to generate. No entity of the `run` split occurs.
 
     world = generate_world(17, "warmstart", passages=480, chains_per_hop=400)
     make_demonstrations(world, challenger={1: 80}, solver={1: 40}, retrieve=world_retriever(world))

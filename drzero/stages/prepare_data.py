@@ -246,8 +246,8 @@ def held_out_documents(benchmarks: Iterable[str], names: FieldNames | None = Non
             if not question.doc_ids:
                 raise DataError(
                     f"hold_out: question {question.id!r} of {source} names no document (doc_ids, or the "
-                    "field in question_fields.documents), so nothing can be held out for it. Name its documents, "
-                    "or use the file only for gates.benchmarks"
+                    "field in question_fields.documents), so nothing can be held out for it. Name its "
+                    "documents, or use the file only for gates.benchmarks"
                 )
             documents.update(question.doc_ids)
     return documents

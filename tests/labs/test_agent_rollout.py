@@ -74,7 +74,7 @@ def test_each_rollout_is_a_run_and_those_without_a_row_fail_by_cause(left: Rollo
     causes = by_cause([run for run in left.runs if run.failure])
     assert set(causes) == {
         "the search failed: 503",
-        "the reward is outside of 0 to 1",
+        "the reward is outside 0 to 1",
         "RuntimeError: the rollout engine returned no token",
         "left no row: see trainer.log",
     }
@@ -90,7 +90,7 @@ def test_the_table_has_rates_calls_tokens_and_most_in_flight(
     out = " ".join(capsys.readouterr().out.split())
     assert "finished 5 of 8 in 10.0 s, 0.8 a second" in out, "of waiting for rollouts, twice"
     assert "latency p50 2.00 s" in out and "calls a run 1.5 turns, 0.5 tool calls" in out
-    assert "tokens a run 20 written" in out and "reward took 0.50 s" in out
+    assert "tokens a run 20 written" in out and "reward took 0.50 s each" in out
     assert "most at once 4 runs, 1 turns in flight" in out and "reward 0.5 to 3, mean 1.3" in out
 
 
@@ -116,10 +116,10 @@ def benched(*words: str) -> tuple[int, str]:
 
 def test_a_class_of_ones_own_an_environment_and_a_stage_in_another_mode_are_refused(tmp_path: Path) -> None:
     for words, said in (
-        (["my_agent.py:MyAgent", "mode=rollout"], "a class of your own has no part in it"),
+        (["my_agent.py:MyAgent", "mode=rollout"], "it cannot run your own class"),
         (["wordle", "mode=rollout"], "write `train env=wordle`"),
-        (["challenger", "mode=concurrent"], "challenger is a stage, which only mode=rollout runs"),
-        (["solver"], "solver is a stage, which only mode=rollout runs"),
+        (["challenger", "mode=concurrent"], "challenger is a stage: only mode=rollout runs"),
+        (["solver"], "solver is a stage: only mode=rollout runs"),
         (["solver", "mode=rollout", "batches=0"], "batches"),
         (["solver", "mode=rollout", "reward_range=[1]"], "write [least,greatest]"),
     ):

@@ -153,7 +153,7 @@ def test_an_agent_that_blocks_the_event_loop_is_found_and_its_line_named(url: st
     assert done.pause.seconds > 2
     line = line_of("time.sleep(2.5)")
     assert found(done, 1.0) == [
-        f"the event loop stood still for {done.pause.seconds:.1f} s at bench_agents.py:{line} in judge: "
+        f"the event loop was blocked for {done.pause.seconds:.1f} s at bench_agents.py:{line} in judge: "
         "time.sleep(2.5)"
     ]
 
@@ -211,10 +211,10 @@ def test_a_key_that_a_server_repeats_is_shown_and_kept_nowhere(
         (None, "the reward is None (NoneType), not a number"),
         ("1", "the reward is '1' (str), not a number"),
         (math.nan, "the reward is nan"),
-        (1.5, "the reward is outside of 0 to 1"),
+        (1.5, "the reward is outside 0 to 1"),
         ({"reward": 0.5, "format": False}, "the reward 'format' is False (bool), not a number"),
         ({}, "the rewards are an empty dict"),
-        ({1: 1.0}, "a name of a reward is 1, not text"),
+        ({1: 1.0}, "a reward's name is 1, not text"),
     ],
 )
 def test_a_reward_is_a_finite_number_in_its_range_or_a_dict_of_such(returned: Any, fault: str | None) -> None:
@@ -297,7 +297,7 @@ def test_items_are_json_lines_or_parquet_and_a_broken_line_is_named(tmp_path: Pa
     (tmp_path / "a.jsonl").write_text('{"number": 1}\n\n{"number": 2}\n')
     pq.write_table(pa.Table.from_pylist([{"number": 1}, {"number": 2}]), tmp_path / "a.parquet")
     assert load_items(tmp_path / "a.jsonl") == load_items(tmp_path / "a.parquet")
-    for text, said in (("{", "line 1 is no JSON"), ("[1]", "line 1 is list"), ("", "no items")):
+    for text, said in (("{", "line 1 is not JSON"), ("[1]", "line 1 is list"), ("", "no items")):
         (tmp_path / "b.jsonl").write_text(text)
         with pytest.raises(CheckError, match=said):
             load_items(tmp_path / "b.jsonl")

@@ -76,9 +76,8 @@ def test_a_question_goes_from_the_search_to_the_reward(config: DictConfig, start
     probes = probed(config)
     assert [probe.name for probe in probes.done] == PROBES
     search, turn, tool, answer, reward = probes.done
-    assert search.received > search.sent > 0 and search.component == "retrieval"
-    assert "3 turns of 2 attempts" in turn.outcome and turn.received > 0
-    assert "1 of 1 were searches" in tool.outcome and 0 < tool.sent < len(call) and tool.received > 0
+    assert search.component == "retrieval" and "1 passages" in search.outcome
+    assert "3 turns of 2 attempts" in turn.outcome and "1 of 1 were searches" in tool.outcome
     assert "2 of 2 attempts gave one: 'Vell', 'Orrin'" in answer.outcome
     assert reward.outcome.startswith("1.500: 1 of 2 right, difficulty 1.00, format 1.00")
     assert all(probe.ok and probe.seconds >= 0 for probe in probes.done)
@@ -92,7 +91,7 @@ def test_if_the_solver_makes_no_search_the_tool_is_probed_all_the_same(
     use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
     probes = probed(config)
     assert [probe.name for probe in probes.done] == PROBES
-    assert "written here" in probes.done[2].outcome
+    assert "this command wrote the call" in probes.done[2].outcome
     assert [request["queries"] for request in retrieval.requests] == [[ASKED.text], [ASKED.text]]
 
 
@@ -274,7 +273,7 @@ def test_a_hop_that_failed_is_named(tmp_path: Path) -> None:
 
 
 def test_the_trainer_takes_a_row_of_its_own_and_no_question(tmp_path: Path) -> None:
-    with pytest.raises(CheckError, match="takes a row of the stage's own"):
+    with pytest.raises(CheckError, match="takes a row of the stage"):
         run_check_services(["solver", "--with-trainer", "question=Who?", "answer=Vell"])
 
 

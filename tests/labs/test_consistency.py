@@ -24,12 +24,11 @@ from data.parquet_io import training_row, write_training_rows
 from data.question_rows import FieldNames
 from drzero.cli import main
 from drzero.labs.compare_rollouts import WORST, compare_overrides
-from drzero.labs.consistency.check import Limits
+from drzero.labs.consistency.checks import TransformersSide, check_greedy
 from drzero.labs.consistency.engine import Continued
-from drzero.labs.consistency.greedy import check_greedy
 from drzero.labs.consistency.prompts import OF_CHALLENGER, OF_SOLVER, Prompt, Wording, load_prompts
 from drzero.labs.consistency.sampling import SETTINGS, check_sampling
-from drzero.labs.consistency.transformers_side import Yardstick
+from drzero.labs.consistency.verdict import Tolerances
 from drzero.ops.watchdog.post_mortem import examine
 from verl_ext.engine.api_server import create_app
 from verl_ext.engine.engine import ReferenceEngine
@@ -41,7 +40,7 @@ from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 
 QUESTIONS = ("Who founded Orrin?", "What flows through Oldham?", "Where was Vell born?", "Which town is old?")
 CONTEXT, TOKENS = 2048, 24
-LIMITS = Limits(0.001, 1e-4, 0.005, 0.0, 0.05, 1e-5)
+LIMITS = Tolerances(0.001, 1e-4, 0.005, 0.0, 0.05, 1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +241,7 @@ def test_a_server_that_drops_the_system_prompt_is_found(
     with served(with_chat(model_folder, without_system, says_ids)) as address:
         found = compare(address, f"data={path}", "n=3")
     assert found.code == 1
-    assert "disagree: prompt of messages. Where to look: the server renders messages otherwise" in found.err
+    assert "disagree: prompt of messages. Where to look: the server renders messages differently" in found.err
     assert "0 of 3 as ours" in found.row("prompt of messages")
     assert "tokens for our" in found.row("prompt of messages")
 
@@ -264,7 +263,7 @@ def test_an_endpoint_of_text_alone_is_refused_with_what_can_be_compared(
     peer = start_peer("/v1/completions", answer, {"/v1/models": {"data": [{"id": "text"}]}})
     found = compare(f"{peer.url}/v1")
     assert found.code == 1
-    assert "without token ids or log-probabilities" in found.err
+    assert "no token ids or log-probabilities" in found.err
 
 
 def test_a_file_that_is_not_there_is_refused_before_the_engine_is_asked(compare: Compare) -> None:
@@ -276,15 +275,17 @@ def test_a_file_that_is_not_there_is_refused_before_the_engine_is_asked(compare:
 def test_a_tie_is_told_from_a_true_difference_by_the_log_probs_of_both(
     model_folder: Path, smollm2_tokenizer: Any
 ) -> None:
-    yardstick = Yardstick(load_model(str(model_folder))[0])
+    transformers = TransformersSide(load_model(str(model_folder))[0])
     prompt = Prompt("it", [], smollm2_tokenizer.encode("The capital of France is"), OF_SOLVER, lambda _: 0.0)
-    ids = yardstick.continue_greedily(prompt.ids, 6, [0])
-    last = yardstick.log_probs(prompt.ids, ids)[-1].topk(2)
+    ids = transformers.continue_greedily(prompt.ids, 6, [0])
+    last = transformers.log_probs(prompt.ids, ids)[-1].topk(2)
     margin = float(last.values[0] - last.values[1])
     made = Continued([*ids[:-1], int(last.indices[1])], [0.0] * len(ids), [])
 
     def passes(tie: float) -> bool | None:
-        check, parted = check_greedy([prompt], [made], yardstick, smollm2_tokenizer, replace(LIMITS, tie=tie))
+        check, parted = check_greedy(
+            [prompt], [made], transformers, smollm2_tokenizer, replace(LIMITS, tie=tie)
+        )
         assert parted == {0: len(ids) - 1}
         return check.passed
 

@@ -214,14 +214,6 @@ def test_a_run_without_steps_has_figures_all_the_same(method: str) -> None:
     assert summarise({}, method)["steps"] == 0
 
 
-def test_a_partial_dump_of_a_killed_start_is_removed(tmp_path: Path) -> None:
-    (tmp_path / "dumps").mkdir()
-    for name in ("step_0001.jsonl", "step_0002.partial"):
-        (tmp_path / "dumps" / name).touch()
-    _tidy(tmp_path, None)
-    assert [path.name for path in (tmp_path / "dumps").iterdir()] == ["step_0001.jsonl"]
-
-
 @pytest.fixture(scope="module")
 def composed() -> DictConfig:
     """A challenger's config; composing takes a second."""
@@ -242,6 +234,16 @@ def configured(composed: DictConfig, tmp_path: Path) -> Configured:
         return config
 
     return make
+
+
+def test_a_partial_dump_of_a_killed_start_is_removed(configured: Configured) -> None:
+    config = configured()
+    folder = Path(config.run.dir)
+    (folder / "dumps").mkdir()
+    for name in ("step_0001.jsonl", "step_0002.partial"):
+        (folder / "dumps" / name).touch()
+    _tidy(config, folder)
+    assert [path.name for path in (folder / "dumps").iterdir()] == ["step_0001.jsonl"]
 
 
 def let_the_trainer_leave(note: Note | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,6 +353,6 @@ def test_a_collapsed_run_starts_again_where_that_was_asked_for(
     with pytest.raises(NothingDone):
         train(config, [])
     assert (
-        f"resuming after step 5 in spite of it (collapse.policy=warn): {WHY}" in capsys.readouterr().out
+        f"resuming after step 5 despite the collapse (collapse.policy=warn): {WHY}" in capsys.readouterr().out
     ) == reported
     assert read_note(folder) is None

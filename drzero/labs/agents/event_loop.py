@@ -1,14 +1,12 @@
-"""How long the event loop stands still, and whose line it stands in.
+"""Find the line that blocks the event loop, and for how long.
 
     with LoopWatch(asyncio.get_running_loop(), own=agent_folder) as watch:
         …
     watch.worst                            # Pause(2.0, "my_agent.py:12 in run: time.sleep(2)")
 
-A heartbeat runs on the loop. While it is late, a thread reads the stack of the loop's thread: a pause is how
-long one step of one task takes, and its line that of the innermost frame of the agent's own code, or of a
-library's where none of the agent's is on the stack. Many short steps in a row make the loop late as well,
-and are no pause. Nor is an import, which happens once, however many runs there are. A call of C that keeps
-the interpreter is not seen: the thread stands still as well.
+While a heartbeat on the loop is late, a thread reads the loop's stack. A pause is the time one step of one
+task takes. Many short steps and imports are no pause. C code that holds the interpreter also stops the
+watching thread, so it stays unseen.
 """
 
 import asyncio
@@ -26,7 +24,7 @@ from typing import Self
 
 _BEAT_S = 0.02
 _LATE_S = 0.1
-"""A heartbeat later than this has its stack read."""
+"""The stack is read when a heartbeat is this late."""
 _HERE = str(Path(__file__).resolve().parent)
 _LIBRARIES = tuple(
     {
@@ -39,11 +37,11 @@ _LIBRARIES = tuple(
 
 @dataclass(frozen=True)
 class Pause:
-    """One time that the loop stood still."""
+    """A time the loop was blocked."""
 
     seconds: float
     place: str
-    """The line in which it did."""
+    """The blocking line."""
 
 
 class LoopWatch:
@@ -56,7 +54,7 @@ class LoopWatch:
         self._ended = threading.Event()
         self.worst = Pause(0.0, "")
         self.latest_s = 0.0
-        """How late the loop has been at most, by all that it did meanwhile."""
+        """How late the loop was at worst, for any reason."""
 
     def __enter__(self) -> Self:
         self._beaten = time.perf_counter()
@@ -87,20 +85,20 @@ class LoopWatch:
                 continue
             place = place_of(frame, self._own)
             task = asyncio.current_task(self._loop)
-            # A callback is no task: what it does distinguishes it from the next one.
+            # A callback is no task, so its line tells it from the next one.
             doing = (beaten, place if task is None else id(task))
             if doing != step or place is None:
                 step, since, places = doing, now, Counter()
             if place is not None:
                 places[place] += 1
-                # It has been there for some time before it was looked at.
+                # It had been there before this look.
                 seconds = now - since + _BEAT_S
                 if seconds > self.worst.seconds:
                     self.worst = Pause(seconds, places.most_common(1)[0][0])
 
 
 def place_of(frame: FrameType, own: str | None) -> str | None:
-    """The line of the agent's code in a stack, and where in a library it stands; None amid an import."""
+    """The agent's line in a stack, and the library line below it. None during an import."""
     stack = [frame]
     while stack[-1].f_back is not None:
         stack.append(stack[-1].f_back)

@@ -1,11 +1,10 @@
-"""What runs leave behind in their process: connections, by where they go and whose they are, and tasks.
+"""Find connections and tasks that runs leave open.
 
     before = connections()
     …
     await settled(before)                          # {("127.0.0.1", 8080): [Connection(…), …]}
 
-A client that is not closed keeps its connections until the process ends, and thousands of runs use up its
-file descriptors.
+An unclosed client keeps its connections, and thousands of runs use up the process's file descriptors.
 """
 
 import asyncio
@@ -16,23 +15,22 @@ from dataclasses import dataclass
 import psutil
 
 _SETTLES_S = 2.0
-"""What closes a connection in the background is given this long."""
+"""Connections may close in the background for this long."""
 _EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A TCP connection that this process has opened."""
+    """A TCP connection this process opened."""
 
     port: int
-    """Its own."""
+    """The local port."""
     host: str
-    """Where it goes."""
     to_port: int
 
 
 def connections() -> set[Connection]:
-    """The connections that this process has opened itself; those that a server in it has accepted are not."""
+    """The connections this process opened, without those its servers accepted."""
     found = psutil.Process().net_connections("tcp")
     listening = {one.laddr.port for one in found if one.status == psutil.CONN_LISTEN}
     return {
@@ -43,7 +41,7 @@ def connections() -> set[Connection]:
 
 
 async def settled(before: Set[Connection]) -> Mapping[tuple[str, int], Sequence[Connection]]:
-    """The connections that are new and stay, by where they go."""
+    """New connections that stay open, by their target."""
     left = connections() - before
     for _ in range(round(_SETTLES_S / _EVERY_S)):
         if not left:
@@ -57,7 +55,7 @@ async def settled(before: Set[Connection]) -> Mapping[tuple[str, int], Sequence[
 
 
 def tasks_left(before: Set[asyncio.Task[object]]) -> list[str]:
-    """The coroutines of tasks that still run and did not before, by name and line."""
+    """The name and line of each new task that still runs."""
     names = []
     for task in asyncio.all_tasks() - before - {asyncio.current_task()}:
         frames = task.get_stack(limit=1)

@@ -1,9 +1,9 @@
-"""Finds an agent by the words that a user types, and its items.
+"""Load an agent by the name a user types, and its items.
 
     load_agent("my_agent:MyAgent", {})           # also my_agent.MyAgent, and path/to/my_agent.py:MyAgent
     load_items(Path("questions.jsonl"))          # one mapping a row
 
-The current folder is where modules are looked for first, as Python does for a script.
+Modules are searched in the current folder first, as for a script.
 """
 
 import importlib
@@ -24,16 +24,16 @@ from drzero.recipe.errors import CheckError
 from environments.fault import one_line
 
 EXAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": "List 3 countries and their capitals."}]}
-"""The item where none are given."""
+"""The default item."""
 
 
 def is_class(name: str) -> bool:
-    """Whether a name is that of a class, and not of an environment."""
+    """Whether a name is a class and not an environment."""
     return "." in name or (":" in name and not name.startswith("verifiers:"))
 
 
 def load_agent(name: str, options: Mapping[str, Any]) -> AgentClass:
-    """The class of that name; raises CheckError where there is none, or it is no agent."""
+    """Load the class. Raises CheckError if it does not exist or is no agent."""
     place, _, member = name.partition(":") if ":" in name else name.rpartition(".")
     if not place or not member:
         raise CheckError(f"{name!r} names no class: write module:Class, module.Class or path.py:Class")
@@ -71,11 +71,11 @@ def _imported(module: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        # A module that the agent's own imports is a fault of its code.
+        # A missing module inside the agent's code is a fault of that code.
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
             raise CheckError(f"{name}: there is no module {module!r} here or among the packages") from error
         raise CheckError(f"{name} cannot be imported: {one_line(error)}") from error
-    # The user's code: any error there is the agent's, and reported in one line with its place.
+    # Any error in the user's code is reported in one line with its place.
     except Exception as error:
         raise CheckError(f"{name} cannot be imported: {one_line(error)}") from error
 
@@ -84,12 +84,12 @@ def _from_file(file: Path, name: str) -> ModuleType:
     if not file.is_file():
         raise CheckError(f"{name}: there is no file {file}")
     folder = str(file.resolve().parent)
-    if folder not in sys.path:  # its own neighbours, as for a script
+    if folder not in sys.path:  # so it can import its neighbours, like a script
         sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(f"drzero_agent_{file.stem}", file.resolve())
     assert spec is not None and spec.loader is not None  # it is a file that ends in .py
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # before it runs: its own dataclasses look there
+    sys.modules[spec.name] = module  # before it runs, as its dataclasses look there
     try:
         spec.loader.exec_module(module)
     # As above.
@@ -99,14 +99,14 @@ def _from_file(file: Path, name: str) -> ModuleType:
 
 
 def load_items(file: Path) -> list[Any]:
-    """The rows of a .jsonl or .parquet file; raises CheckError for another, an empty or a broken one."""
+    """The rows of a .jsonl or .parquet file. Raises CheckError for any other, empty or broken file."""
     try:
         if file.suffix == ".parquet":
             items = pq.read_table(file).to_pylist()
         elif file.suffix == ".jsonl":
             items = _json_lines(file)
         else:
-            raise CheckError(f"data={file}: a .jsonl or .parquet file is read")
+            raise CheckError(f"data={file}: give a .jsonl or .parquet file")
     except (OSError, ValueError) as error:
         raise CheckError(f"data={file} cannot be read: {error}") from error
     if not items:
@@ -123,7 +123,7 @@ def _json_lines(file: Path) -> list[Any]:
             try:
                 items.append(json.loads(line))
             except (ValueError, RecursionError) as error:
-                raise CheckError(f"data={file}, line {number} is no JSON: {error}") from error
+                raise CheckError(f"data={file}, line {number} is not JSON: {error}") from error
             if not isinstance(items[-1], dict):
                 raise CheckError(
                     f"data={file}, line {number} is {type(items[-1]).__name__}, not a JSON object"

@@ -1,12 +1,11 @@
-"""A proxy on loopback in front of the model: it sees every call of an agent, whatever framework makes it.
+"""A proxy on loopback in front of the model. It records every call of an agent, in any framework.
 
     with Recorder("http://127.0.0.1:8080/v1") as recorder:
         await agent.run(item, base_url=recorder.url(run=3), api_key=key)
         calls = recorder.take(3)
 
-Each run has an address of its own (`/run/3/v1`), so that a call is known to be that run's; a call to the
-plain address, which agents find in OPENAI_BASE_URL, belongs to none. The proxy works in a thread of its own:
-an agent that blocks its event loop blocks no answer. Headers are passed on and never recorded.
+A run's address (`/run/3/v1`) assigns its calls to it. Calls to the plain address belong to no run. The proxy
+has its own thread, so an agent that blocks its event loop delays no answer. Headers are never recorded.
 """
 
 import asyncio
@@ -34,28 +33,28 @@ _BACKLOG = 4096
 
 
 @dataclass
-class Call:
+class ModelCall:
     """One request to the model, and its answer."""
 
     run: int | None
     path: str
     started: float
     request: Any = None
-    """The body: of JSON its value, else the text."""
+    """The body: a JSON value, else text."""
     ended: float | None = None
-    """None while it is in flight."""
+    """None in flight."""
     status: int | None = None
-    """None for a call that got no answer: the client left, or the model's server did not answer."""
+    """None without an answer: the client left, or the server did not answer."""
     answer: str = ""
     tokens_in: int | None = None
     tokens_out: int | None = None
-    """As the server counts them; None where it does not say."""
+    """As the server counts them, if it does."""
     port: int = 0
-    """The client's, which names its connection."""
+    """The client's. It identifies the connection."""
     unwanted: bool = False
 
     def forget(self) -> None:
-        """Keep no text of it: at once, or at its end, which its client may see before the proxy does."""
+        """Drop its text now, or when it ends: the client may see the end before the proxy does."""
         self.unwanted = True
         if self.ended is not None:
             self.request, self.answer = None, ""
@@ -67,33 +66,33 @@ class Call:
 
 
 @dataclass
-class Totals:
-    """Of all calls that have ended."""
+class CallTotals:
+    """Of all ended calls."""
 
     calls: int = 0
     failed: int = 0
-    """Of them, those without an answer of 200."""
+    """Ended with another status than 200, or none."""
     without_usage: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     most_in_flight: int = 0
     run_of_port: dict[int, int] = field(default_factory=dict)
-    """Which run was the last to call over a client's port."""
+    """The last run to call over each client port."""
 
 
 class Recorder:
-    """Records calls while it is open; `on_call` is called, in its thread, with each that has ended."""
+    """Records calls while it is open. Calls `on_call` in its thread with each ended one."""
 
-    def __init__(self, base_url: str, on_call: Callable[[Call], None] = lambda call: None) -> None:
+    def __init__(self, base_url: str, on_call: Callable[[ModelCall], None] = lambda call: None) -> None:
         parts = urlsplit(base_url)
         self._upstream, self._path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
         self._trust_env, self._on_call = not is_loopback(base_url), on_call
-        self._calls: defaultdict[int | None, list[Call]] = defaultdict(list)
+        self._calls: defaultdict[int | None, list[ModelCall]] = defaultdict(list)
         self._in_flight = 0
         self._serves = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._client: httpx.AsyncClient
-        self.totals = Totals()
+        self.totals = CallTotals()
 
     def __enter__(self) -> Self:
         listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
@@ -102,7 +101,7 @@ class Recorder:
             self._app(),
             log_level="critical",
             backlog=_BACKLOG,
-            # A connection that an agent leaves open is to be seen, not closed for it.
+            # Keep an agent's open connections open, to report them.
             timeout_keep_alive=3600,
             timeout_graceful_shutdown=1,
         )
@@ -119,16 +118,16 @@ class Recorder:
         self._thread.join(timeout=10)
 
     def url(self, run: int | None = None) -> str:
-        """The base address for a run, or for agents that read it from the environment."""
+        """The base address for a run, or for agents that read the environment."""
         of_run = "" if run is None else f"/run/{run}"
         return f"http://127.0.0.1:{self.port}{of_run}{self._path}"
 
-    def take(self, run: int | None) -> list[Call]:
-        """The calls of a run so far, which are not kept any longer."""
+    def take(self, run: int | None) -> list[ModelCall]:
+        """Hand over the calls of a run so far."""
         return self._calls.pop(run, [])
 
     def release(self) -> None:
-        """Close its own connections to the model's server that no call uses; from another thread."""
+        """Close the proxy's idle connections to the model. Call it from another thread."""
         asyncio.run_coroutine_threadsafe(self._renew(), self._loop).result()
 
     async def _renew(self) -> None:
@@ -139,7 +138,7 @@ class Recorder:
     def _new_client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(
             base_url=self._upstream,
-            # No read timeout: the run's deadline bounds a call, and long generations are normal.
+            # No read timeout: the run's deadline bounds a call.
             timeout=httpx.Timeout(None, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=self._trust_env,
@@ -167,15 +166,15 @@ class Recorder:
         return app
 
     async def _pass_on(self, request: Request, run: int | None, path: str) -> Response:
-        call = Call(run, path, time.perf_counter())
+        call = ModelCall(run, path, time.perf_counter())
         call.port = request.client.port if request.client else 0
         self._begin(call)
         try:
             body = await request.body()
             call.request = readable(body)
-            headers = [(name, value) for name, value in request.headers.items() if name not in _OF_ONE_HOP]
-            # What is recorded is to be read.
-            headers = [(name, value) for name, value in headers if name != "accept-encoding"]
+            # Uncompressed, to be readable in the record.
+            dropped = {*_OF_ONE_HOP, "accept-encoding"}
+            headers = [(name, value) for name, value in request.headers.items() if name not in dropped]
             client = self._client
             sent = client.build_request(
                 request.method,
@@ -197,7 +196,7 @@ class Recorder:
         kept = {name: value for name, value in answer.headers.items() if name not in _OF_ONE_HOP}
         return StreamingResponse(self._parts(call, answer), answer.status_code, kept)
 
-    async def _parts(self, call: Call, answer: httpx.Response) -> AsyncIterator[bytes]:
+    async def _parts(self, call: ModelCall, answer: httpx.Response) -> AsyncIterator[bytes]:
         content, whole = bytearray(), False
         try:
             async for part in answer.aiter_raw():
@@ -208,14 +207,14 @@ class Recorder:
             self._end(call, answer.status_code if whole else None, content.decode(errors="replace"))
             await answer.aclose()
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: ModelCall) -> None:
         self._calls[call.run].append(call)
         if call.run is not None:
             self.totals.run_of_port[call.port] = call.run
         self._in_flight += 1
         self.totals.most_in_flight = max(self.totals.most_in_flight, self._in_flight)
 
-    def _end(self, call: Call, status: int | None, answer: str) -> None:
+    def _end(self, call: ModelCall, status: int | None, answer: str) -> None:
         call.status, call.answer = status, answer
         self._in_flight -= 1
         totals = self.totals
@@ -233,14 +232,14 @@ class Recorder:
 
 
 def readable(body: bytes) -> Any:
-    """The value of a body that is JSON, else its text."""
+    """A JSON body's value, else its text."""
     with suppress(ValueError, RecursionError):
         return json.loads(body)
     return body.decode(errors="replace")
 
 
 def _usage(answer: str) -> dict[str, int]:
-    """The tokens that an answer says it took, whole or as a stream; empty where it does not."""
+    """The usage an answer reports, whole or streamed. Empty if it reports none."""
     lines = [line.removeprefix("data:").strip() for line in answer.splitlines() if line.startswith("data:")]
     for text in reversed(lines) if lines else [answer]:
         found = readable(text.encode())

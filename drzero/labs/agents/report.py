@@ -1,6 +1,6 @@
-"""What the runs of an agent have shown: a table, the failures by cause, and records of them.
+"""Report an agent's runs: a table, the failures by cause, and their records.
 
-for fault in faults(bench, max_pause_s=1.0): …         # what must change before it trains
+for fault in faults(bench, max_pause_s=1.0): …         # must be fixed before it trains
 print_bench(bench, "my_agent.py:MyAgent")
 """
 
@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 
 from drzero.labs.agents.contract import total
-from drzero.labs.agents.proxy import Call
-from drzero.labs.agents.runs import Bench, Run
+from drzero.labs.agents.runs import AgentRun, Bench
 from drzero.recipe.tables import console, new_table
 
 _SHOWN_CAUSES = 10
 _SHOWN_RUNS = 8
+_CALL_FIELDS = ("path", "status", "seconds", "tokens_in", "tokens_out", "request", "answer")
 
 
 def faults(bench: Bench, max_pause_s: float | None) -> Iterator[str]:
-    """What is wrong, one line each; a pause of the event loop only above `max_pause_s`, None for never."""
+    """One line for each fault. Pauses of the event loop count above `max_pause_s`, None for never."""
     if bench.failed:
         yield failed_share(bench.runs)
     if max_pause_s is not None and bench.pause.seconds > max_pause_s:
-        yield f"the event loop stood still for {bench.pause.seconds:.1f} s at {bench.pause.place}"
+        yield f"the event loop was blocked for {bench.pause.seconds:.1f} s at {bench.pause.place}"
     for place, left in bench.left_open.items():
         openers = _openers(bench, left)
         yield f"{len(left)} connections to {_address(place)} were left open{openers}: close the client"
@@ -33,8 +33,8 @@ def faults(bench: Bench, max_pause_s: float | None) -> Iterator[str]:
         yield f"{bench.tasks_left.count(name)} tasks were left running: {name}"
 
 
-def failed_share(runs: Sequence[Run]) -> str:
-    """How many of the runs failed, some at least, and of what most often."""
+def failed_share(runs: Sequence[AgentRun]) -> str:
+    """How many runs failed, and the commonest cause."""
     failed = [run for run in runs if run.failure is not None]
     causes = by_cause(failed)
     (cause, those), *_ = causes.items()
@@ -42,9 +42,9 @@ def failed_share(runs: Sequence[Run]) -> str:
     return f"{len(failed)} of {len(runs)} runs failed{kinds} {_with_place(those[0], cause)}"
 
 
-def by_cause(failed: Sequence[Run]) -> dict[str, list[Run]]:
-    """The failed runs by cause, the most frequent first; numbers and ids in a message make no other cause."""
-    groups: defaultdict[str, list[Run]] = defaultdict(list)
+def by_cause(failed: Sequence[AgentRun]) -> dict[str, list[AgentRun]]:
+    """The failed runs by cause, commonest first. Numbers and ids in messages do not matter."""
+    groups: defaultdict[str, list[AgentRun]] = defaultdict(list)
     for run in failed:
         assert run.failure is not None
         groups[re.sub(r"\b[0-9a-f]{8,}\b|\d+", "N", run.failure.cause)].append(run)
@@ -53,12 +53,14 @@ def by_cause(failed: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def print_bench(bench: Bench, title: str) -> None:
-    """The table of figures, and below it what failed."""
+    """Print the figures, then the failures."""
     print_runs(bench.runs, bench.seconds, _watched(bench), title)
 
 
-def print_runs(runs: Sequence[Run], seconds: float, figures: Iterable[tuple[str, str]], title: str) -> None:
-    """What became of the runs, with further figures about them, and below it what failed."""
+def print_runs(
+    runs: Sequence[AgentRun], seconds: float, figures: Iterable[tuple[str, str]], title: str
+) -> None:
+    """Print how the runs ended with further figures, then the failures."""
     out = console()
     table = new_table(title, "", "", show_header=False)
     good, failed = ([run for run in runs if (run.failure is None) is well] for well in (True, False))
@@ -107,7 +109,7 @@ def _percentiles(seconds: Sequence[float]) -> str:
     return f"p50 {p50:.2f} s, p95 {p95:.2f} s, p99 {p99:.2f} s"
 
 
-def _with_place(run: Run, cause: str) -> str:
+def _with_place(run: AgentRun, cause: str) -> str:
     assert run.failure is not None
     return f"{cause} ({run.failure.place})" if run.failure.place else cause
 
@@ -117,7 +119,7 @@ def _address(place: tuple[str, int]) -> str:
 
 
 def _openers(bench: Bench, left: Sequence[Any]) -> str:
-    """The runs that were the last to use those connections, where the recorder has seen them."""
+    """The runs that last used these connections, if recorded."""
     runs = sorted({run for one in left if (run := bench.totals.run_of_port.get(one.port)) is not None})
     if not runs:
         return ""
@@ -125,13 +127,13 @@ def _openers(bench: Bench, left: Sequence[Any]) -> str:
     return f" (the model's, by runs {', '.join(map(str, runs[:_SHOWN_RUNS]))}{more})"
 
 
-def _numbers(runs: Sequence[Run]) -> str:
+def _numbers(runs: Sequence[AgentRun]) -> str:
     shown = ", ".join(str(run.number) for run in runs[:_SHOWN_RUNS])
     return shown if len(runs) <= _SHOWN_RUNS else f"{shown}, …"
 
 
-def record(run: Run) -> dict[str, Any]:
-    """A failed run as JSON: item, cause, trace and calls."""
+def record(run: AgentRun) -> dict[str, Any]:
+    """A failed run as JSON, with its model calls."""
     assert run.failure is not None
     return {
         "run": run.number,
@@ -142,18 +144,8 @@ def record(run: Run) -> dict[str, Any]:
         "place": run.failure.place,
         "trace": run.failure.trace,
         "returned": repr(run.returned)[:200] if run.returned is not None else None,
-        "calls": [call_record(call) for call in run.calls],
-    }
-
-
-def call_record(call: Call) -> dict[str, Any]:
-    """A call of the model as JSON."""
-    return {
-        "path": call.path,
-        "status": call.status,
-        "seconds": round(call.seconds, 3),
-        "tokens_in": call.tokens_in,
-        "tokens_out": call.tokens_out,
-        "request": call.request,
-        "answer": call.answer,
+        "calls": [
+            {name: getattr(call, name) for name in _CALL_FIELDS} | {"seconds": round(call.seconds, 3)}
+            for call in run.calls
+        ],
     }

@@ -1,9 +1,9 @@
-"""Runs of an agent, one after the other or all at once, and what is watched meanwhile.
+"""Run an agent on items, in turn or all at once, and watch the process meanwhile.
 
     bench = await play(agent, items, plan, recorder)
-    bench.runs[17].failure                    # None, or its cause, with the line of the agent's code
+    bench.runs[17].failure                    # None, or its cause with the agent's line
 
-A run that fails ends no other one, and is counted, never scored.
+A failed run is counted, never scored, and the other runs go on.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from typing import Any
 from drzero.labs.agents.contract import AgentClass, RewardRule
 from drzero.labs.agents.event_loop import LoopWatch, Pause
 from drzero.labs.agents.leaks import Connection, connections, settled, tasks_left
-from drzero.labs.agents.proxy import Call, Recorder, Totals
+from drzero.labs.agents.proxy import CallTotals, ModelCall, Recorder
 
 NO_KEY = "None"
-"""What OpenAI's client is given where no key is set: it asks for one."""
+"""Stands in for a missing key, because OpenAI's client requires one."""
 
 
 @dataclass
@@ -29,33 +29,33 @@ class Failure:
     """Why a run has no reward."""
 
     cause: str
-    """The exception's class and message, or what is wrong with the reward."""
+    """The exception's class and message, or the reward's fault."""
     place: str = ""
-    """The line of the agent's code."""
+    """The agent's line."""
     trace: str = ""
 
 
 @dataclass
-class Run:
+class AgentRun:
     """One run of the agent."""
 
     number: int
     item: int | None
-    """Its item's number in the data; None for a rollout of veRL's, whose row says it."""
+    """Its item's number in the data. None for a veRL rollout, whose row has it."""
     data: Any
     seconds: float = 0.0
     returned: Any = None
     failure: Failure | None = None
-    calls: list[Call] = field(default_factory=list)
-    """The model calls it made, as recorded."""
+    calls: list[ModelCall] = field(default_factory=list)
+    """Its recorded model calls."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How an agent is run."""
+    """How to run an agent."""
 
     group_size: int = 1
-    """Runs of each item."""
+    """Runs an item."""
     at_once: bool = False
     deadline_s: float = 300.0
     reward: RewardRule = field(default_factory=RewardRule)
@@ -64,29 +64,29 @@ class Plan:
 
 @dataclass
 class Bench:
-    """The runs, and what was seen while they went."""
+    """The runs, and what the watches saw."""
 
-    runs: list[Run]
+    runs: list[AgentRun]
     seconds: float
-    totals: Totals
+    totals: CallTotals
     most_at_once: int
     pause: Pause
     latest_s: float
-    """How late the event loop was at most."""
+    """How late the event loop was at worst."""
     left_open: Mapping[tuple[str, int], Sequence[Connection]] = field(default_factory=dict)
     tasks_left: list[str] = field(default_factory=list)
 
     @property
-    def failed(self) -> list[Run]:
+    def failed(self) -> list[AgentRun]:
         """The runs without a reward."""
         return [run for run in self.runs if run.failure is not None]
 
 
 async def play(agent: AgentClass, items: Sequence[Any], plan: Plan, recorder: Recorder) -> Bench:
-    """Run the agent on every item; whatever it raises is its run's failure, and the others continue."""
+    """Run the agent on every item. An exception fails its run alone."""
     open_before, tasks_before = connections(), asyncio.all_tasks()
     runs = [
-        Run(number, number // plan.group_size, items[number // plan.group_size])
+        AgentRun(number, number // plan.group_size, items[number // plan.group_size])
         for number in range(len(items) * plan.group_size)
     ]
     player = _Player(agent, plan, recorder)
@@ -112,8 +112,8 @@ class _Player:
         self._running = 0
         self.most_at_once = 0
 
-    async def play(self, run: Run) -> None:
-        """One run, to its reward or its failure."""
+    async def play(self, run: AgentRun) -> None:
+        """Run once, to a reward or a failure."""
         began = time.perf_counter()
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)
@@ -125,7 +125,7 @@ class _Player:
                 )
             if fault := self._plan.reward.fault(run.returned):
                 run.failure = Failure(fault)
-        # Whatever an agent raises is what this is to find, sys.exit and a cancellation of its own included.
+        # The bench is to find whatever an agent raises, sys.exit and its own cancellation included.
         except (Exception, asyncio.CancelledError, SystemExit) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -137,7 +137,7 @@ class _Player:
             run.seconds = time.perf_counter() - began
             run.calls = self._recorder.take(run.number)
             if run.failure is None:
-                for call in run.calls:  # hundreds of conversations would stay in memory
+                for call in run.calls:  # or hundreds of conversations stay in memory
                     call.forget()
 
     def _failure(self, error: BaseException, late: bool) -> Failure:
@@ -150,7 +150,7 @@ class _Player:
         return Failure(self._redacted(cause), self._place(first), self._redacted(_trace(error)))
 
     def _place(self, error: BaseException) -> str:
-        """The innermost line of the agent's own code that the error passed through."""
+        """The innermost line of the agent's code in the traceback."""
         own = self._agent.folder
         frames = traceback.extract_tb(error.__traceback__)
         in_own = [

@@ -1,6 +1,4 @@
-"""Whether an engine computes what Transformers computes: what both are asked, their answers, and the checks.
+"""Check that an engine computes what Transformers computes. Knows neither configs nor services.
 
-It knows neither configs nor services: `drzero.labs.compare_rollouts` starts the engine, asks, and
-prints. The engine is asked first and over HTTP only, so that it can be gone, and its memory free, before
-Transformers loads the model.
+The engine is asked first, over HTTP, so its memory is free when Transformers loads the model.
 """

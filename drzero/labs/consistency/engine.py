@@ -4,9 +4,8 @@
         engine = await find_engine(http, model="solver", stop_ids=[2])
         continued = await engine.sample([5, 6, 7], Sampling(max_tokens=32, top=2))
 
-SGLang is asked at its own `/generate`, as veRL's rollouts are; every other server at OpenAI's
-`/v1/completions`, with vLLM's names for ids (the reference engine has them too). A server that answers with
-text alone cannot be compared: the text may have other ids.
+SGLang is asked at its own `/generate`, like veRL's rollouts, and any other server at OpenAI's
+`/v1/completions` with vLLM's names for ids. A server that returns only text cannot be compared.
 """
 
 import asyncio
@@ -22,40 +21,40 @@ from verl_ext.engine.sampling import TopLogProbs
 _SGLANG_PLACES = ("/model_info", "/get_model_info")
 _NO_CHAT = (404, 405, 501)
 _REFUSED = (400, 422)
-"""What a server answers that does not know a field."""
+"""Answers of a server that does not know a field."""
 _SHOWN = 300
-"""Characters of a server's own words in a message."""
+"""Characters of a server's answer in a message."""
 
 
 class EngineUnfit(RunFailed):
-    """The engine does not answer, or not with what a comparison needs; the message has its words."""
+    """The engine does not answer, or not with the ids and log-probabilities a comparison needs."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a prompt is continued; temperature 0 is greedy."""
+    """How to continue a prompt. Temperature 0 is greedy."""
 
     max_tokens: int
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = -1
     top: int = 0
-    """Most probable ids whose log-probabilities are wanted at each position."""
+    """How many of the most probable ids to report at each position."""
 
 
 @dataclass(frozen=True)
 class Continued:
-    """What the engine sampled, and its log-probability of each id."""
+    """The sampled ids, and the engine's log-probability of each."""
 
     ids: list[int]
     log_probs: list[float]
     tops: list[TopLogProbs]
-    """Of each position; empty where the engine does not say."""
+    """At each position. Empty if the engine does not report them."""
 
 
 @dataclass(frozen=True)
 class ServerPrompt:
-    """What a server makes of messages: its ids where it shows them, else their number."""
+    """A server's rendering of messages: its ids, or their number if it hides them."""
 
     ids: list[int] | None
     count: int | None
@@ -71,10 +70,10 @@ class Engine:
     slots: asyncio.Semaphore
     is_sglang: bool
     shows_tops: bool = True
-    """Whether it says how probable other ids were than those it sampled."""
+    """Whether it reports the log-probabilities of other ids than the sampled ones."""
 
     async def sample(self, ids: Sequence[int], sampling: Sampling, seed: int) -> Continued:
-        """Continue a prompt; raises EngineUnfit. SGLang draws from a stream of its own, whatever the seed."""
+        """Continue a prompt. SGLang ignores the seed. Raises EngineUnfit."""
         if self.is_sglang:
             continued = _of_sglang(await self._post("/generate", self._native(ids, sampling)))
         else:
@@ -88,9 +87,9 @@ class Engine:
     async def prompt_of(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
     ) -> ServerPrompt | None:
-        """What the server makes of messages by its own template; None if it has no chat."""
+        """The server's rendering of messages by its own template. None if it has no chat."""
         body = {"model": self.model, "messages": list(messages), "tools": list(tools), "max_tokens": 1}
-        # vLLM's name for it, and SGLang's; a server that refuses unknown names is asked without.
+        # vLLM and SGLang name the fields differently, and some servers refuse unknown ones.
         response = await self._send("/v1/chat/completions", body | _SHOW_PROMPT)
         if response.status_code in _REFUSED:
             response = await self._send("/v1/chat/completions", body)
@@ -155,7 +154,7 @@ _SHOW_PROMPT = {"return_token_ids": True, "return_prompt_token_ids": True}
 async def find_engine(
     http: httpx.AsyncClient, model: str, stop_ids: Sequence[int], concurrency: int = 32
 ) -> Engine:
-    """The engine at the client's address, of the kind that it is; at most so many requests at once."""
+    """The engine at the client's address, with at most `concurrency` requests at once."""
     is_sglang = False
     for place in _SGLANG_PLACES:
         try:
@@ -187,8 +186,8 @@ def _of_completion(answer: Mapping[str, Any]) -> Continued:
     ids, log_probs = choice.get("token_ids"), choice.get("logprobs") or {}
     if ids is None or "token_logprobs" not in log_probs:
         raise EngineUnfit(
-            "the server answers without token ids or log-probabilities (vLLM's return_token_ids, logprobs): "
-            "what it sampled cannot be compared token by token. Use SGLang, vLLM or the reference engine"
+            "the server returns no token ids or log-probabilities (vLLM's return_token_ids, logprobs), so "
+            "its tokens cannot be compared. Use SGLang, vLLM or the reference engine"
         )
     tops = log_probs.get("top_logprobs") or []
     named = [[(name.removeprefix("token_id:"), lp) for name, lp in row.items()] for row in tops]

@@ -1,4 +1,4 @@
-"""The prompts that both sides continue: rows of a stage's data, as token ids, each with its stage's score."""
+"""The prompts both sides continue: a stage's rows as token ids, with the stage's score."""
 
 import functools
 import random
@@ -26,7 +26,7 @@ OF_SOLVER = "exact match"
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt, and how its stage scores what follows it."""
+    """One prompt, and its stage's score of an answer."""
 
     name: str
     messages: Sequence[Message]
@@ -35,7 +35,7 @@ class Prompt:
     score: Callable[[Trajectory], float] = field(repr=False)
 
     def score_of(self, tokenizer: Any, ids: Sequence[int]) -> float:
-        """The score of one assistant turn, as a conversation that ends with it."""
+        """The score of a conversation that ends with this one turn."""
         text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
         cut = turn_end_id(tokenizer) not in ids
         return self.score(Trajectory((Turn(text, tuple(parse_tool_calls(text)), cut),)))
@@ -43,7 +43,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Wording:
-    """How benchmark questions, which are no prompts yet, are worded."""
+    """How to word benchmark questions as prompts."""
 
     form: PromptForm
     max_turns: int
@@ -51,9 +51,9 @@ class Wording:
 
 
 def load_prompts(path: str, tokenizer: Any, wording: Wording, n: int, seed: int) -> list[Prompt]:
-    """`n` prompts of a file at most, chosen by `seed`: a stage's training rows, or benchmark questions.
+    """At most `n` training rows or benchmark questions of a file, drawn by `seed`.
 
-    Raises DataError or FileNotFoundError for a file that is neither.
+    Raises DataError or FileNotFoundError.
     """
     rows = _training_rows(path) if _is_training_file(path) else _questions(path, wording)
     chosen = sorted(random.Random(seed).sample(range(len(rows)), min(n, len(rows))))
@@ -63,7 +63,7 @@ def load_prompts(path: str, tokenizer: Any, wording: Wording, n: int, seed: int)
     ]
 
 
-Row = tuple[str, Sequence[Message], str, Callable[[Trajectory], float]]
+ScoredRow = tuple[str, Sequence[Message], str, Callable[[Trajectory], float]]
 
 
 def _is_training_file(path: str) -> bool:
@@ -73,16 +73,13 @@ def _is_training_file(path: str) -> bool:
         return "agent_name" in pq.read_schema(path).names
 
 
-def _training_rows(path: str) -> list[Row]:
+def _training_rows(path: str) -> list[ScoredRow]:
     rows = read_parquet(Path(path)).to_pylist()
     return [(f"row {number}", row["prompt"], *_score_of(row)) for number, row in enumerate(rows)]
 
 
 def _score_of(row: dict[str, Any]) -> tuple[str, Callable[[Trajectory], float]]:
-    """A row with accepted answers is a solver's, one without a challenger's.
-
-    Of a challenger's reward the format is what a conversation earns by itself; the rest takes a solver.
-    """
+    """A solver's row has accepted answers. A challenger's is scored by format, as the rest needs a solver."""
     targets, info = row["reward_model"]["ground_truth"]["target"], row["extra_info"]
     if targets:
         return OF_SOLVER, functools.partial(_exact, targets)
@@ -97,7 +94,7 @@ def _format(document: str, hop: int, trajectory: Trajectory) -> float:
     return challenger_reward(trajectory, document, hop, k=None).format
 
 
-def _questions(path: str, wording: Wording) -> list[Row]:
+def _questions(path: str, wording: Wording) -> list[ScoredRow]:
     return [
         (
             question.key,

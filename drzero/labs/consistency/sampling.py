@@ -1,9 +1,8 @@
-"""Checks of the engine's sampler: temperature, top-p and top-k do what they say.
+"""Check the engine's sampler: temperature, top-p and top-k.
 
-At a few positions the next id is drawn again and again, and compared with the distribution that Transformers
-has there. An id outside the nucleus cannot have been drawn by a sampler that honours top-p; a sampler that
-honours it too well (a greedy one, another temperature) shows in the frequencies, by Pearson's chi-square
-test. Each setting is asked for by itself, because engines differ in which of several they apply first.
+At a few positions the next id is drawn many times and compared with Transformers' distribution. Ids outside
+the nucleus show that top-p is ignored. Pearson's chi-square test of the frequencies shows a greedy sampler or
+another temperature. Settings are tested one by one, because engines combine them in different orders.
 """
 
 import math
@@ -14,20 +13,20 @@ from dataclasses import dataclass
 import torch
 from scipy import stats
 
-from drzero.labs.consistency.check import Case, Check, Limits
 from drzero.labs.consistency.engine import Continued
+from drzero.labs.consistency.verdict import Case, Comparison, Tolerances
 
 ENOUGH = 10.0
-"""Ids outside that a sampler without the filter had to draw for the check to mean something."""
+"""The check means something if a sampler without the filter would draw this many ids outside."""
 _LEAST_EXPECTED = 5.0
-"""Draws that a cell of the chi-square test needs; rarer ids are taken together."""
+"""Draws a cell of the chi-square test needs. Rarer ids share a cell."""
 _BEST_TOP = math.log(0.4)
-"""Log-probability of the first id where draws say most: neither certain nor one of thousands."""
+"""The first id's log-probability where draws tell most: neither certain nor one of thousands."""
 _MARGIN = 0.02
-"""Rounding of a probability, at most: a nucleus that ends within it has another last id on each side."""
+"""Rounding of a probability. A nucleus that ends this close may differ by one id between the sides."""
 _ADVICE = (
-    "the engine's sampler: its sampling backend, parameters that a proxy drops, or defaults of "
-    "generation_config.json that it applies by itself"
+    "the engine's sampler: its sampling backend, parameters a proxy drops, or defaults it takes from "
+    "generation_config.json"
 )
 
 
@@ -55,28 +54,28 @@ SETTINGS = (
 
 
 @dataclass(frozen=True)
-class Place:
-    """A position within what the engine sampled after a prompt."""
+class SampledPlace:
+    """A position in the ids sampled after a prompt."""
 
     prompt: int
     position: int
 
 
-def choose_places(sampled: Sequence[Continued], count: int) -> list[Place]:
-    """Positions where the engine was neither sure nor lost, one of a prompt at most."""
+def choose_places(sampled: Sequence[Continued], count: int) -> list[SampledPlace]:
+    """Positions where the engine was neither sure nor lost, at most one a prompt."""
     best = []
     for prompt, made in enumerate(sampled):
         firsts = [top[0][1] for top in made.tops] if made.tops else made.log_probs
         distances = [abs(log_prob - _BEST_TOP) for log_prob in firsts]
         position = min(range(len(distances)), key=distances.__getitem__)
-        best.append((distances[position], Place(prompt, position)))
+        best.append((distances[position], SampledPlace(prompt, position)))
     return [place for _, place in sorted(best, key=lambda one: one[0])[:count]]
 
 
 def check_sampling(
-    setting: Setting, drawn: Sequence[Sequence[int]], log_probs: Sequence[torch.Tensor], limits: Limits
-) -> Check:
-    """The ids drawn at each place, against Transformers' log-probabilities (vocabulary,) there."""
+    setting: Setting, drawn: Sequence[Sequence[int]], log_probs: Sequence[torch.Tensor], limits: Tolerances
+) -> Comparison:
+    """The ids drawn at each place, against Transformers' log-probabilities (vocabulary,)."""
     outside, had_it_been_ignored, tests = 0, 0.0, list[float]()
     cases = list[Case]()
     for place, (ids, row) in enumerate(zip(drawn, log_probs, strict=True)):
@@ -93,13 +92,15 @@ def check_sampling(
     found, is_known = _in_words(setting, outside, had_it_been_ignored, tests, sum(map(len, drawn)))
     limit = f"{'none outside, ' if setting.filters else ''}p at least {limits.least_p:g}"
     fails = outside > 0 or any(not p >= limits.least_p for p in tests)
-    return Check(setting.name, found, limit, False if fails else True if is_known else None, _ADVICE, cases)
+    return Comparison(
+        setting.name, found, limit, False if fails else True if is_known else None, _ADVICE, cases
+    )
 
 
 def _in_words(
     setting: Setting, outside: int, ignored: float, tests: Sequence[float], draws: int
 ) -> tuple[str, bool]:
-    """What was found, and whether a sampler that ignores the setting would have been seen."""
+    """The finding, and whether a sampler that ignores the setting would have been caught."""
     p = f"frequencies p {min(tests):.2g}" if tests else "no position for a test of frequencies"
     if not setting.filters:
         return f"{p}, {draws} draws", bool(tests)
@@ -108,7 +109,7 @@ def _in_words(
 
 
 def _kept(scaled: torch.Tensor, setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
-    """The order of ids, most probable first, and how many of it the setting leaves."""
+    """Ids by probability, and how many of them the setting keeps."""
     order = scaled.argsort(descending=True, stable=True)
     probs = scaled.exp()[order]
     before = probs.cumsum(-1) - probs
@@ -121,7 +122,7 @@ def _kept(scaled: torch.Tensor, setting: Setting) -> tuple[torch.Tensor, torch.T
 
 
 def _allowed(scaled: torch.Tensor, setting: Setting, tie: float) -> torch.Tensor:
-    """Ids that may be drawn, those included that only rounding keeps out."""
+    """Ids that may be drawn, including those only rounding excludes."""
     order, count = _kept(scaled, setting)
     if count == len(order):
         return torch.ones_like(scaled, dtype=torch.bool)
@@ -135,11 +136,11 @@ def _allowed(scaled: torch.Tensor, setting: Setting, tie: float) -> torch.Tensor
 
 
 def _p_value(ids: Sequence[int], scaled: torch.Tensor, setting: Setting) -> float | None:
-    """Of Pearson's test of the draws' frequencies; None where the place has less than two cells for it."""
+    """Pearson's test of the draws' frequencies. None with fewer than two cells."""
     order, count = _kept(scaled, setting)
     if setting.top_p < 1:
         cumulated = [0.0, *scaled.exp()[order][:count].cumsum(-1).tolist()]
-        # Where the nucleus ends within rounding, the engine's may have one id more or less.
+        # The engine's nucleus may have one id more or less.
         if min(abs(mass - setting.top_p) for mass in cumulated[-2:]) < _MARGIN:
             return None
     kept = order[:count]

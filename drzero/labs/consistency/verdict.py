@@ -1,18 +1,18 @@
-"""What every check of a comparison returns: a row of the table, and the cases behind it."""
+"""The result of a check: a row of the table, and the cases behind it."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 Case = dict[str, Any]
-"""One place where the sides differ, as a record of worst.jsonl."""
+"""A difference, as a record of worst.jsonl."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What passes. Log-probabilities are in nats."""
+class Tolerances:
+    """The limits of a pass. Log-probabilities are in nats."""
 
     tie: float
-    """Two ids whose log-probabilities are no further apart are equally probable, but for rounding."""
+    """Ids whose log-probabilities are this close count as equally probable."""
     mean_gap: float
     largest_gap: float
     differing_share: float
@@ -21,8 +21,8 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Check:
-    """One row: `passed` is None where the check could not judge."""
+class Comparison:
+    """One check. `passed` is None if it could not judge."""
 
     name: str
     found: str
@@ -31,9 +31,9 @@ class Check:
     advice: str = ""
     """Where to look if it failed."""
     cases: list[Case] = field(default_factory=list)
-    """The worst first."""
+    """Worst first."""
 
     @property
     def verdict(self) -> str:
-        """In one word."""
+        """PASS, FAIL or not judged."""
         return {True: "PASS", False: "FAIL", None: "not judged"}[self.passed]
