@@ -237,7 +237,7 @@ def limits_of(config: DictConfig) -> Tolerances:
         largest_gap=chosen(compare.largest_gap_nats, 0.005, 1.0),
         differing_share=compare.differing_share,
         score_gap=compare.score_gap,
-        least_p=compare.least_p,
+        least_p=compare.min_p_value,
     )
 
 

@@ -1,15 +1,15 @@
-"""The keys that overrides may set, known without Hydra and veRL, so that a mistyped one builds no image.
+"""The keys that overrides may set, known without Hydra and veRL, so that a misspelt one builds no image.
 
-    check_keys(["trainer.save_frek=5"])       # LaunchError: … did you mean 'trainer.save_freq'?
+    check_keys(["trainer.save_frek=5"])       # LaunchError: … (did you mean 'trainer.save_freq'?)
 
-`known_keys.yaml` is the tree of all keys of all stages' configs; an empty mapping may have any key below
-it. `python -m drzero.launch.known_keys` writes it, and the environments (`drzero.launch.environments`),
-where the whole project is installed; a test keeps both current. What a value may be, and which key a stage
-has, is judged in the container, by `drzero preflight`.
+Our keys come from `drzero.recipe.settings`, veRL's from the tree in `verl_keys.yaml`. An empty mapping there
+may have any key. `python -m drzero.launch.known_keys` writes that file and the known environments, and a test
+keeps both current. Values are judged in the container, by `drzero preflight`.
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +20,22 @@ from drzero.launch.compute import CONFIG
 from drzero.launch.environments import check_environment
 from drzero.launch.errors import LaunchError
 from drzero.ops.text import did_you_mean
+from drzero.recipe.settings.schema import STAGES as CONFIGS
+from drzero.recipe.settings.schema import schema_of
+from drzero.recipe.settings.verl import OLD_KEYS, ROOTS
 
-FILE = Path(__file__).with_suffix(".yaml")
+FILE = Path(__file__).with_name("verl_keys.yaml")
 STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
-"""Those of a loop, whose own overrides begin with `stages.STAGE.`."""
-OPEN = ("critic", "distillation", "global_profiler", "reward_model", "process_env")
-"""Parts of veRL's config that the recipe does not use, and what takes any key: not listed."""
+"""The stages of a loop. `stages.STAGE.` starts an override of one."""
+OPEN = ("critic", "distillation", "global_profiler", "reward_model")
+"""Parts of veRL's config that the recipe does not use, so their keys are not listed."""
 
 
 def check_keys(overrides: Sequence[str], installs: Sequence[str] = ()) -> None:
-    """Raise LaunchError for an override of a key or an option of a group that does not exist.
+    """Raise LaunchError for an override of an unknown key or group option.
 
-    `installs`: packages that the image gets in addition, which may have environments.
+    `installs`: more packages for the image, which may have environments.
     """
-    tree: dict[str, Any] = {}
     for word in overrides:
         sign, key, value = _parts(word)
         if "=" not in word and not sign.startswith("~"):
@@ -42,23 +44,20 @@ def check_keys(overrides: Sequence[str], installs: Sequence[str] = ()) -> None:
             continue
         if key == "env":
             check_environment(value, installs=installs)
-            continue
-        if (CONFIG / key).is_dir():
+        elif (CONFIG / key).is_dir():
             known = sorted(file.stem for file in (CONFIG / key).glob("*.yaml"))
             # A model may also be a hub id or a folder.
             if value and value not in known and not (key == "model" and "/" in value):
                 raise LaunchError(
                     f"{word}: no such {key}{did_you_mean(value, known)}. Options: {', '.join(known)}"
                 )
-            continue
-        tree = tree or yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)
-        if not _is_in(tree, key):
-            near = did_you_mean(key, _dotted(tree))
+        elif not _is_known(key):
+            near = did_you_mean(key, _known())
             raise LaunchError(f"{word}: there is no key {key!r}{near}. To add one on purpose, write +{word}")
 
 
 def _parts(word: str) -> tuple[str, str, str]:
-    """An override's sign, its key (of a loop's stage, the stage's key), and its value."""
+    """An override's sign, key and value. For a loop's stage, the stage's own key."""
     key, _, value = word.partition("=")
     sign = key[: len(key) - len(key.lstrip("+~"))]
     key = key.removeprefix(sign).partition("@")[0]
@@ -71,45 +70,45 @@ def _parts(word: str) -> tuple[str, str, str]:
     return sign, key, value
 
 
-def _is_in(tree: dict[str, Any], key: str) -> bool:
-    node: Any = tree
-    for part in key.split("."):
-        if not node:  # a value, or a mapping that may have any key
+@cache
+def _known() -> dict[str, bool]:
+    """Every dotted key, and whether it is a group of listed keys."""
+    verls = _dotted(yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader))
+    names = [*verls, *OLD_KEYS, *(name for stage in CONFIGS for name in schema_of(stage).keys)]
+    groups = {name[:end] for name in names for end, letter in enumerate(name) if letter == "."}
+    return {name: name in groups for name in (*groups, *names)}
+
+
+def _is_known(key: str) -> bool:
+    """Whether a key is listed, or lies below one that may have any key."""
+    known = _known()
+    while key:
+        if key in known:
             return True
-        if part not in node:
+        key = key.rpartition(".")[0]
+        if known.get(key):
             return False
-        node = node[part]
-    return True
+    return False
 
 
-def _dotted(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    keys = []
+def _dotted(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for name, inner in tree.items():
-        keys += [prefix + name, *_dotted(inner or {}, f"{prefix}{name}.")]
-    return keys
+        yield prefix + name
+        yield from _dotted(inner or {}, f"{prefix}{name}.")
 
 
-def all_keys() -> dict[str, Any]:
-    """The tree as it is now: veRL's config and ours, and what the options of the groups add."""
+def verl_keys() -> dict[str, Any]:
+    """The tree of veRL's keys, including keys that only files of `config/` set."""
     from omegaconf import OmegaConf
 
     from drzero.recipe.compose import compose_plain
-    from drzero.recipe.settings.schema import STAGES as CONFIGS
-    from drzero.recipe.settings.schema import schema_of
 
     tree: dict[str, Any] = {}
     _add(tree, OmegaConf.to_container(compose_plain("challenger", ["hardware=8xh100"]), resolve=False))
-    for key in sorted({key for stage in CONFIGS for key in schema_of(stage).keys}):
-        _add(tree, _nested(key.split(".")))
     for file in sorted(CONFIG.glob("*/*.yaml")):
         if file.parent.name not in ("runs", "loop"):
-            values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-            _add(tree, {name: value for name, value in values.items() if name != "defaults"})
-    return {name: {} if name in OPEN else tree[name] for name in sorted(tree)}
-
-
-def _nested(names: Sequence[str]) -> Any:
-    return {names[0]: _nested(names[1:])} if names else None
+            _add(tree, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    return {name: {} if name in OPEN else tree[name] for name in sorted(tree) if name in ROOTS}
 
 
 def _add(tree: dict[str, Any], values: Any) -> None:
@@ -123,7 +122,7 @@ def _add(tree: dict[str, Any], values: Any) -> None:
 
 
 def as_text(tree: dict[str, Any]) -> str:
-    """The tree as the file has it: flow mappings, a value's key without a colon."""
+    """The tree as the file has it, in flow mappings."""
     words = textwrap.wrap(_flow(tree), 118, break_long_words=False, break_on_hyphens=False)
     return "\n".join(["# Written by `python -m drzero.launch.known_keys`.", *words]) + "\n"
 
@@ -134,5 +133,5 @@ def _flow(tree: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    FILE.write_text(as_text(all_keys()), encoding="utf-8")
+    FILE.write_text(as_text(verl_keys()), encoding="utf-8")
     environments.FILE.write_text(environments.as_text(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Checks of engines, devices, lengths and batches, by the rules that veRL 0.9.1 applies only in its workers.
+"""Checks of engines, devices, lengths and batches, by rules that veRL 0.9.1 applies only in its workers.
 
 With B = data.train_batch_size × rollout.n rows a step, M = ppo_mini_batch_size × rollout.n rows an update, dp
 data-parallel ranks (devices over Ulysses' sequence parallelism) and m rows a micro-batch: dp must divide M
@@ -23,7 +23,7 @@ _LOG_PROB = "log_prob_micro_batch_size_per_gpu"
 
 
 def check_engines(ctx: CheckContext) -> Iterator[Finding]:
-    """The chosen engines must exist and support the rest of the config."""
+    """The chosen engines must exist and support the config."""
     config = ctx.config
     if not ctx.trains:
         return
@@ -38,33 +38,33 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_filter(ctx: CheckContext) -> Iterator[Finding]:
-    """Groups are filtered by a score that failures do not have, which is the solver's."""
+    """Filter groups only by a score that failures do not have."""
     chosen = ctx.config.algorithm.filter_groups
     if not chosen.enable:
         return
     if ctx.stage == "challenger":
-        why = "questions have no score to filter them by, and are compared with those of other prompts"
+        why = "questions have no score to filter them by, and are compared across prompts"
         yield error("algorithm.filter_groups.enable", why, "leave it false, or set it for the solver")
     elif chosen.metric != "filter_score":
         why = (
-            f"{chosen.metric} is 0 for an answer that a failed service spoiled, too: with a service down all "
+            f"{chosen.metric} is 0 for an answer spoiled by a failed service too: with a service down, all "
             "questions would be replaced for ever, and no failure counted"
         )
         yield error("algorithm.filter_groups.metric", why, "leave it at filter_score")
 
 
 def _adapters(engine: str, device: str) -> Iterator[Finding]:
-    """LoRA that is not merged for the engine."""
+    """LoRA without merging needs an engine that takes adapters."""
     key = "actor_rollout_ref.model.lora.merge"
     if engine == "reference":
         yield error(key, "the reference engine takes merged weights, not adapters", f"set {key}=true")
     elif device == "cpu":
-        why = "SGLang holds adapters in pinned memory, which a machine without a GPU has not"
+        why = "SGLang holds adapters in pinned memory, which needs a GPU"
         yield error(key, why, f"set {key}=true")
 
 
 def check_parallel(ctx: CheckContext) -> Iterator[Finding]:
-    """Tensor and data parallel sizes must fit the devices and the models' heads."""
+    """Parallel sizes must fit the devices and the models' heads."""
     config, solver, per_node = ctx.config, ctx.config.solver, ctx.config.machine.gpus
     if ctx.trains:
         yield from _rollout_parallel(ctx, per_node * config.machine.nodes)
@@ -125,7 +125,7 @@ def _heads(ctx: CheckContext, model: str, key: str, tp: int) -> Iterator[Finding
 
 
 def check_lengths(ctx: CheckContext) -> Iterator[Finding]:
-    """A whole conversation must fit the model and the engine, and one turn must fit the response."""
+    """A conversation must fit the model and the engine, and a turn the response."""
     config = ctx.config
     longest = config.data.max_prompt_length + config.data.max_response_length
     rollout = config.actor_rollout_ref.rollout
@@ -162,7 +162,7 @@ def check_lengths(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_served_lengths(ctx: CheckContext) -> Iterator[Finding]:
-    """A conversation must fit the served model, one turn and one tool response must fit the conversation."""
+    """A conversation must fit the served model, and a turn and a tool response the conversation."""
     config, solver = ctx.config, ctx.config.solver
     if not ctx.serves_model:
         return
@@ -201,7 +201,7 @@ def check_served_lengths(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_micro_batches(ctx: CheckContext) -> Iterator[Finding]:
-    """Every micro-batch size that the run uses must be set, per GPU as veRL now requires."""
+    """Every micro-batch size that the run uses must be set, per GPU."""
     config, data = ctx.config.actor_rollout_ref, ctx.config.data
     if config.actor.use_dynamic_bsz:
         budget = config.actor.ppo_max_token_len_per_gpu * sequence_parallel(ctx.config)
@@ -262,7 +262,7 @@ def check_batch(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_separate_async(ctx: CheckContext) -> Iterator[Finding]:
-    """veRL's separate_async mode has its own rules for batch and devices."""
+    """separate_async has further rules for batch and devices."""
     config = ctx.config
     if not config.trainer.v1.trainer_mode.endswith("separate_async"):
         return

@@ -1,4 +1,4 @@
-"""Checks of the declared machine: its fit to the hardware profile, and the run's time and cost."""
+"""Checks of the declared machine: does it fit the hardware profile, the time limit and the budget?"""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,14 +10,14 @@ from drzero.preflight.cost import Estimate, estimate, together
 from drzero.preflight.finding import Finding, error, note, warning
 
 FIRST_BUILD_S = 1800
-"""Seconds that a first start on Modal may take, image build and downloads included."""
+"""Seconds of a first start on Modal, with image build and downloads."""
 
 
 def check_compute(ctx: CheckContext) -> Iterator[Finding]:
-    """GPUs, machines and time-out of the declared machine must fit the run."""
+    """GPUs, machines and timeout must fit the run."""
     config, machine = ctx.config, ctx.machine
     compute, gpu = config.compute, machine.gpu
-    # prepare-data runs anywhere, for the machine that is declared: its embedder and its prompts' wording.
+    # prepare-data runs anywhere. The declared machine only decides embedder and wording.
     prepares = ctx.stage == "prepare_data"
     wanted = config.machine.gpus if config.machine.device != "cpu" and not prepares else 0
     yield from _embedder_device(ctx)
@@ -30,11 +30,11 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     if machine.is_local:
         return
     if machine.gpus and not wanted and not prepares:
-        why = f"{machine.gpus} × {compute.type} would be paid for and not used: machine.device is cpu"
+        why = f"{machine.gpus} × {compute.type} would be paid for but not used: machine.device is cpu"
         yield error("compute.type", why, "use compute=cpu, or hardware=single_gpu")
     for key, is_asked in (("nodes", machine.nodes > 1), ("ray_address", config.machine.ray_address)):
         if is_asked:
-            fix = "set machine.nodes=1, or use machines of your own (compute=2x8xh100, docs/scale.md)"
+            fix = "set machine.nodes=1, or rent machines elsewhere (compute=2x8xh100, docs/scale.md)"
             yield error(f"machine.{key}", "a call on Modal is one machine", fix)
     if compute.timeout is not None and not 0 < compute.timeout <= 86400:
         yield error("compute.timeout", "Modal ends a call after 1 to 86400 seconds", "set it to 86400")
@@ -55,7 +55,7 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:
-    """An embedder on CUDA needs a GPU, the training's or, on this machine, any."""
+    """An embedder on CUDA needs a GPU of the run, or any GPU of this machine."""
     used = {"retrieval.device": ctx.embeds, "indexing.device": ctx.stage in ("prepare_data", "preview")}
     for key in (key for key, is_used in used.items() if is_used):
         on_cuda = str(OmegaConf.select(ctx.config, key)).startswith("cuda")
@@ -64,13 +64,13 @@ def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _gpus_here(ctx: CheckContext, wanted: int) -> Iterator[Finding]:
-    """This machine's GPUs: enough of them and, if the run starts here, as large as declared and free."""
+    """This machine must have enough GPUs and, if the run starts here, as large as declared and free."""
     here, gpu = gpus_here(), ctx.machine.gpu
     if here < wanted and ctx.starting:
         why = f"the hardware profile wants {wanted} GPUs, and this machine has {here}"
         yield error("machine.gpus", why, "choose another hardware=")
     elif here < wanted:
-        why = f"checked for {ctx.machine}, which this machine is not ({here} GPUs)"
+        why = f"checked for {ctx.machine}; this machine has {here} GPUs"
         yield note("hardware", why, value=f"{wanted} GPUs")
     found = Gpus().read() if ctx.starting and here >= wanted else []
     if gpu is None or not found:  # unknown to NVML
@@ -89,28 +89,28 @@ def _gpus_here(ctx: CheckContext, wanted: int) -> Iterator[Finding]:
         whose = f" (pid {', '.join(map(str, pids))})" if pids else ""
         yield warning(
             "GPUs",
-            f"GPU memory is in use before the run starts{whose}: by an engine that an earlier run left, or "
-            "by another program",
-            "end it, or wait for it: the ledger assumes empty GPUs",
+            f"GPU memory is in use before the run starts{whose}, by an earlier run's engine or another "
+            "program",
+            "end it, or wait: the ledger assumes empty GPUs",
             value=", ".join(f"GPU {one.index}: {one.used_mb / 1024:.1f} GiB" for one in taken),
         )
 
 
 def check_cost(ctx: CheckContext) -> Iterator[Finding]:
-    """The estimate must be within the time-out and the spend limit."""
+    """The estimate must stay within the timeout and the budget."""
     found = estimate(ctx)
     if found is None:
         return
     yield note("cost", str(found), value=found.source.partition(":")[0])
     compute = ctx.config.compute
     if compute.timeout and found.expected_s > compute.timeout:
-        why = f"the call is expected to be ended before it is done: {found}"
+        why = f"the call is expected to be ended before the run is done: {found}"
         yield warning("compute.timeout", why, "raise it, or rerun to resume")
     yield from _spending(compute.max_usd, found, "run fewer steps (trainer.total_training_steps)")
 
 
 def check_together(compute: DictConfig, estimates: Sequence[Estimate | None]) -> Iterator[Finding]:
-    """The summed estimate of a loop's unfinished stages, all on this machine, against the same limits."""
+    """A loop's unfinished stages together must stay within the same limits."""
     known = [found for found in estimates if found is not None]
     if not known:
         return

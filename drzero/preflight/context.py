@@ -1,4 +1,4 @@
-"""The input of a check: a stage's resolved config, the declared machine, and a cache of file contents."""
+"""A check's input: the resolved config, the declared machine, and a cache of file contents."""
 
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -22,17 +22,15 @@ from search.stored_index import CollectionInfo, Index
 
 @dataclass
 class Readings:
-    """Contents read from disk, cached so that the stages of a loop read each file once."""
+    """A cache, so that the stages of a loop read each file once."""
 
     tokenizers: dict[str, Any] = field(default_factory=dict)
-    """By model; the PreflightFailed of one that cannot be used, so that no check tries it again."""
+    """By model. An unusable one has its PreflightFailed, so that no check tries again."""
     indices: dict[Index, CollectionInfo] = field(default_factory=dict)
-    """How an index was built."""
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
     taskset: Taskset | None = None
-    """Of the environment that a stage without a corpus runs in."""
     sight: Sight | None = None
-    """What torch sees of this machine's GPUs."""
+    """This machine's GPUs as torch sees them."""
 
 
 @dataclass
@@ -43,9 +41,9 @@ class CheckContext:
     stage: str
     machine: Machine
     starting: bool
-    """The run starts on this machine right after preflight."""
+    """Whether the run starts here right after preflight."""
     ahead: bool
-    """Earlier stages of a loop have not run yet: their future outputs are not reported as missing."""
+    """Whether a loop's earlier stages have yet to run, so that their outputs may be missing."""
     readings: Readings
 
     @property
@@ -55,12 +53,12 @@ class CheckContext:
 
     @property
     def plays(self) -> bool:
-        """Whether the stage runs in an environment other than the search of a corpus."""
+        """Whether the stage runs in an environment other than corpus search."""
         environment = self.config.get("environment")
         return self.stage == "train" or bool(environment and environment.name)
 
     def taskset(self) -> Taskset:
-        """The environment's; raises EnvironmentUnusable."""
+        """The environment's taskset. Raises EnvironmentUnusable."""
         if self.readings.taskset is None:
             self.readings.taskset = load_taskset(self.config)
         return self.readings.taskset
@@ -83,28 +81,28 @@ class CheckContext:
 
     @property
     def serves_search(self) -> bool:
-        """Whether the run starts a retrieval service of its own."""
+        """Whether the run starts a retrieval service."""
         return self.searches and self.config.retrieval.url is None
 
     @property
     def embeds(self) -> bool:
-        """Whether the embedding model is loaded: by the run's service, or to compare questions."""
+        """Whether the embedding model is loaded, by the service or to compare questions."""
         return self.serves_search or self.stage in ("synthesize", "preview")
 
     def sees(self, root: str) -> bool:
-        """Whether files below `paths.{root}` can be read from here; a volume of another machine cannot."""
+        """Whether files below `paths.{root}` can be read from here, unlike another machine's volume."""
         return self.machine.is_local or self.starting or Path(self.config.paths[root]).is_dir()
 
     def is_of_the_loop(self, path: str | Path) -> bool:
-        """Whether an earlier stage of the loop makes this path, or has made it."""
+        """Whether an earlier stage of the loop makes this path."""
         return self.ahead and Path(path).is_relative_to(self.config.paths.checkpoints)
 
     def is_to_come(self, path: str | Path) -> bool:
-        """Whether an earlier stage of the loop will create this path."""
+        """Whether an earlier stage of the loop has yet to make this path."""
         return self.is_of_the_loop(path) and not Path(path).exists()
 
     def index_info(self) -> CollectionInfo:
-        """How the configured index was built; raises PreflightFailed for one that cannot be served."""
+        """How the configured index was built. Raises PreflightFailed if it cannot be served."""
         index, known = index_of(self.config), self.readings.indices
         if index not in known:
             try:
@@ -115,7 +113,7 @@ class CheckContext:
         return known[index]
 
     def load_tokenizer(self, model: str, key: str) -> Any:
-        """A model's tokenizer; raises PreflightFailed for one that cannot be used."""
+        """A model's tokenizer. Raises PreflightFailed if it cannot be used."""
         known = self.readings.tokenizers
         if model not in known:
             try:
@@ -136,11 +134,11 @@ class CheckContext:
 
     @property
     def model_played(self) -> str:
-        """The model that plays the episodes of an environment."""
+        """The model that plays an environment's episodes."""
         return str(self.config.actor_rollout_ref.model.path if self.trains else self.config.solver.model_path)
 
     def models(self) -> dict[str, str]:
-        """The models that the stage loads, by the key that a user sets to change them."""
+        """The models that the stage loads, by the key that sets them."""
         config = self.config
         served = {"solver.model_path": config.solver.model_path}
         start = {}
@@ -160,7 +158,7 @@ class CheckContext:
         return {key: str(model) for key, model in models.items() if model}
 
     def shape(self, model: str) -> ModelShape | None:
-        """A model's sizes; an export that a loop will create has those of the loop's base model."""
+        """A model's sizes. An export that a loop will make has its base model's."""
         try:
             known = load_shape(model)
             made_of_base = known is None and not Path(model).exists() and "/" in model

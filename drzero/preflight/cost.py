@@ -1,9 +1,8 @@
-"""The estimate of a stage's time and cost: a range, and whether its step time was measured or assumed.
+"""The estimate of a stage's time and cost: a range, and whether it was measured or assumed.
 
-Measured: the step times of an earlier start of the same run, or of the last iteration's, with the same model,
-batch and machine. Assumed otherwise: arithmetic over tokens, with the shares below, which are guesses from
-practice. With P weights, generating a token takes 2P operations, training on one 6P (8P with gradient
-checkpointing):
+Measured times come from an earlier start or the last iteration, with the same model, batch and machine.
+Otherwise they are assumed, by arithmetic over tokens with the shares below, which are guesses from practice.
+With P weights, generating a token takes 2P operations, training on one 6P (8P with gradient checkpointing):
 
     generated   rows × FILLED × response         at DECODING of the GPUs' bfloat16 peak
     attempts    questions × n × PLAYED × context at DECODING
@@ -11,8 +10,8 @@ checkpointing):
     and OVERHEAD_S a step (weights to the engine, searches, data), STARTUP_S once
     a merge     MERGE_BYTES × weights                at DISK, and MERGE_STARTUP_S
 
-Each is a (low, high) pair, so the range is wide: its ends may differ by a factor of ten. It narrows to the
-spread of the measured steps once some exist. The expected value is the geometric mean.
+Each is a (low, high) pair, so the ends may differ by a factor of ten. Measured steps narrow the range. The
+expected value is the geometric mean.
 """
 
 import math
@@ -37,7 +36,7 @@ from drzero.recipe.settings.schema import pace_keys
 from verl_ext.checkpoints import saved_step
 
 Range = np.ndarray
-"""Two numbers: the low end, and the high one."""
+"""The low and the high end."""
 
 FILLED = np.array((0.2, 0.8))
 PLAYED = np.array((0.05, 0.4))
@@ -52,13 +51,13 @@ MERGE_BYTES = 6
 """A weight is read in float32 and written in bfloat16."""
 DISK = np.array((500e6, 50e6))
 """Bytes a second; a volume over a network is at the slow end."""
-# On a CPU: operations per second, not shares, as measured on two cores; and the rest of a step.
+# On a CPU: operations per second, as measured on two cores, and the rest of a step.
 CPU_DECODING = np.array((30e9, 10e9))
 CPU_TRAINING = np.array((90e9, 40e9))
 CPU_OVERHEAD_S = np.array((5, 30))
 CPU_STARTUP_S = np.array((40, 240))
 HUB_QUESTIONS = 51_000
-"""Questions assumed for a benchmark file on the hub: those of the seven published ones."""
+"""Questions assumed for a benchmark file on the hub, as in the seven published ones."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class Estimate:
 
     @property
     def expected_s(self) -> float:
-        """The geometric mean; of several stages, the sum of theirs."""
+        """The geometric mean, or the sum over several stages."""
         return math.sqrt(self.low_s * self.high_s) if self.summed_s is None else self.summed_s
 
     def usd(self, seconds: float) -> float:
@@ -92,7 +91,7 @@ class Estimate:
 
 
 def estimate(ctx: CheckContext) -> Estimate | None:
-    """The estimate of a stage; None if too little is known."""
+    """A stage's estimate; None if too little is known."""
     config = ctx.config
     if ctx.stage == "merge":
         shape = ctx.shape(config.base_model)
@@ -120,7 +119,7 @@ def estimate(ctx: CheckContext) -> Estimate | None:
 
 
 def step_time(ctx: CheckContext) -> tuple[Range | None, str]:
-    """The seconds of a step of a training stage, and their source; None if too little is known."""
+    """A training step's seconds and their source; None if too little is known."""
     if (measured := _measured_steps(ctx.config)) is not None:
         return measured, "measured: the steps of an earlier start"
     parts = step_parts(ctx)
@@ -129,7 +128,7 @@ def step_time(ctx: CheckContext) -> tuple[Range | None, str]:
 
 
 def _steps_done(ctx: CheckContext) -> int:
-    """Steps already done when the run starts: its own, or those of the run that it continues."""
+    """Steps done when the run starts, by itself or by the run it continues."""
     config, before = ctx.config, ctx.config.get("continue_from")
     if done := saved_step(Path(config.run.dir)) or saved_step(Path(before or "/nonexistent")):
         return done
@@ -139,7 +138,7 @@ def _steps_done(ctx: CheckContext) -> int:
 
 
 def _measured_steps(config: DictConfig) -> Range | None:
-    """Shortest and longest step of an earlier start, without its first one, which compiles and loads."""
+    """Shortest and longest step of an earlier start, without the first, which compiles and loads."""
     folder = Path(config.run.dir)
     iteration = config.iteration
     before = folder.with_name(folder.name.replace(f"iter{iteration}", f"iter{iteration - 1}"))
@@ -158,9 +157,9 @@ def _measured_steps(config: DictConfig) -> Range | None:
 
 
 def step_parts(ctx: CheckContext) -> dict[str, Range] | None:
-    """The assumed seconds of a step by part, in sequence; None if the model is not known.
+    """The assumed seconds of a step: policy rollouts, solver attempts, update, and the rest.
 
-    `rollouts` and `update` are of the policy, `attempts` of a challenger's solver, `rest` of everything else.
+    None if the model is unknown.
     """
     config, data = ctx.config, ctx.config.data
     shape = ctx.shape(config.actor_rollout_ref.model.path)
@@ -183,7 +182,7 @@ def _generation(ctx: CheckContext, shape: ModelShape, tokens: float, share: Rang
 
 
 def _validation(ctx: CheckContext, steps: int) -> Range:
-    """Validations every `test_freq` steps, after the last, and before the first if configured."""
+    """Seconds of all validations."""
     config, trainer = ctx.config, ctx.config.trainer
     shape = ctx.shape(config.actor_rollout_ref.model.path)
     if trainer.test_freq <= 0 or shape is None:
@@ -197,7 +196,7 @@ def _validation(ctx: CheckContext, steps: int) -> Range:
 
 
 def _conversations(ctx: CheckContext) -> int | None:
-    """The number of conversations of a stage without training; None if its files are unreadable."""
+    """Conversations of a stage without training; None if its files are unreadable."""
     config = ctx.config
     try:
         if ctx.stage == "synthesize":
@@ -209,21 +208,15 @@ def _conversations(ctx: CheckContext) -> int | None:
             return config.num_examples or None
         if ctx.stage == "evaluate":
             return sum(_questions(config, str(source)) for source in config.benchmarks)
-    except (
-        DataError,
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # a missing or damaged file: the data checks report it
+    except (DataError, OSError, ValueError, KeyError, TypeError):  # the data checks report such a file
         return None
     return None
 
 
 def _questions(config: DictConfig, source: str) -> int:
-    """The questions that are asked of a file."""
+    """How many questions of a file are asked."""
     of_each = config.questions_per_benchmark
-    if split_name(source)[1].startswith(HUB_PREFIX):  # not to be downloaded for an estimate
+    if split_name(source)[1].startswith(HUB_PREFIX):  # not downloaded for an estimate
         return int(min(HUB_QUESTIONS, 7 * of_each) if of_each else HUB_QUESTIONS)
     found = load_benchmark(source, question_fields(config))
     asked = [q for q in found if config.hops is None or q.hop is None or q.hop in config.hops]
@@ -242,14 +235,14 @@ def _speed(ctx: CheckContext, shares: Range, on_cpu: Range) -> Range:
 
 
 def hours(seconds: float) -> str:
-    """A time as a person reads it."""
+    """Seconds as text, such as `2.5 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def together(estimates: Sequence[Estimate]) -> Estimate:
-    """The estimate of stages that run in sequence, at least one."""
+    """The estimate of one or more stages in sequence."""
     low, high, expected = (
         sum(seconds) for seconds in zip(*((e.low_s, e.high_s, e.expected_s) for e in estimates), strict=True)
     )

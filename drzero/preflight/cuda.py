@@ -1,7 +1,6 @@
-"""Whether this machine's GPUs can be used by the torch that is installed, before anything loads.
+"""Can the installed torch use this machine's GPUs?
 
-A run whose torch is built without CUDA, or that sees fewer GPUs than it is to use, would end after minutes of
-loading, in a worker, with an error about something else.
+Otherwise a run would fail after minutes of loading, in a worker, with an unrelated error.
 """
 
 from collections.abc import Iterator
@@ -15,20 +14,20 @@ from drzero.preflight.finding import Finding, error, note
 from drzero.recipe.compose import process_env
 
 KEY = "CUDA"
-"""The key of these findings; the note, with what is there, is printed at a stage's start too."""
+"""The key of these findings."""
 _DEVICES = {
     "machine.device": ("prepare_data", "merge", "serve_search"),
     "indexing.device": (),
     "retrieval.device": ("merge", "prepare_data"),
 }
-"""What may ask for a GPU, and the stages that load nothing there."""
-_HIDDEN = "CUDA_VISIBLE_DEVICES hides the others: unset it, or name as many there as the run is to use"
+"""The keys that may ask for a GPU, and the stages that load nothing there."""
+_HIDDEN = "CUDA_VISIBLE_DEVICES hides the others: unset it, or name as many as the run uses"
 
 
 def check_cuda(ctx: CheckContext) -> Iterator[Finding]:
-    """Torch must be built for CUDA, see the GPUs that the run is to use, and compute on each of them."""
+    """torch must be built for CUDA, see the run's GPUs, and compute on each."""
     here = gpus_here() if ctx.machine.is_here and uses_cuda(ctx) else 0
-    if not here:  # of a machine without GPUs `check_compute` says so
+    if not here:  # check_compute reports a machine without GPUs
         return
     if ctx.readings.sight is None:
         ctx.readings.sight = look(process_env(ctx.config))
@@ -47,10 +46,10 @@ def _asks(ctx: CheckContext, key: str) -> bool:
 
 
 def judge(sight: Sight, here: int, wanted: int) -> Iterator[Finding]:
-    """The findings of what torch sees on a machine of `here` GPUs for a run that wants `wanted` of them."""
+    """Findings for a run that wants `wanted` of a machine's `here` GPUs."""
     shown = str(sight)
     if not sight.torch:
-        why = f"torch did not start in a process of its own ({sight.fault})"
+        why = f"torch did not start in a separate process ({sight.fault})"
         yield error(
             KEY, why, "repair the installation, or the driver that it waits for", value=f"{here} GPUs"
         )
@@ -66,7 +65,7 @@ def judge(sight: Sight, here: int, wanted: int) -> Iterator[Finding]:
         why = f"torch for CUDA {sight.cuda} finds none of {here} GPUs ({sight.why or 'it does not say why'})"
         yield error(KEY, why, "the driver must be new enough for that CUDA: update it", value=shown)
     elif len(sight.devices) < min(wanted, here):
-        why = f"torch sees {len(sight.devices)} of this machine's {here} GPUs, and {wanted} are to be used"
+        why = f"torch sees {len(sight.devices)} of this machine's {here} GPUs, and the run uses {wanted}"
         yield error(KEY, why, _HIDDEN, value=shown)
     elif broken := [index for index, device in enumerate(sight.devices) if device.fault]:
         listed = "; ".join(f"GPU {index}: {sight.devices[index].fault}" for index in broken)

@@ -1,8 +1,7 @@
-"""Checks of a training run's data: the index, and the parquet files with their wording and prompt lengths.
+"""Checks of training data: the index, and the parquet files with their wording and prompt lengths.
 
-Prompt lengths are counted in the run's own tokens. A token is at least one byte, so prompts of few bytes need
-no counting. In a file with more than SAMPLE other prompts, the longest by bytes and an even sample of the
-rest are counted, and the finding says so.
+A token has at least one byte, so only prompts of many bytes are tokenized. If more than SAMPLE remain, the
+longest and an even sample of the rest are counted, and the finding says so.
 """
 
 from collections import Counter
@@ -28,13 +27,13 @@ from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 
 SAMPLE, LONGEST = 2000, 64
 MOST_ALONE = 0.05
-"""Share of a step's rows that may have nothing to be compared with."""
+"""Share of a step's rows that may have no row to compare with."""
 TRAIN, VAL = "data.train_files", "data.val_files"
 _LIMIT = "data.max_prompt_length"
 
 
 def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
-    """The prompts file must exist, fill a batch, have this run's wording, and fit the prompt length."""
+    """The prompts must exist, fill a batch, have this run's wording, and fit the prompt length."""
     config, path = ctx.config, Path(str(ctx.config.data.train_files))
     if not path.exists():
         why = f"no prompts at {path} (data.train_files)"
@@ -55,7 +54,7 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
 def check_solver_data(ctx: CheckContext) -> Iterator[Finding]:
     """The solver's questions must exist, have answers, have this run's wording, and fit the length.
 
-    A missing validation file is no error: the training file replaces it.
+    The training file replaces a missing validation file.
     """
     config = ctx.config
     again = f"`drzero synthesize iteration={config.iteration}`"
@@ -72,7 +71,7 @@ def check_solver_data(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def use_train_for_missing_val(config: DictConfig) -> None:
-    """Replace a missing validation file by the training file; veRL requires one."""
+    """Replace a missing validation file, which veRL requires, by the training file."""
     if not config.data.val_files or not Path(str(config.data.val_files)).exists():
         config.data.val_files = config.data.train_files
 
@@ -88,7 +87,7 @@ def _falls_back(config: DictConfig, path: str | None) -> Finding:
 
 
 def check_val_file(ctx: CheckContext) -> Iterator[Finding]:
-    """The validation file of a stage that need not validate; veRL requires one, if only the training file."""
+    """A stage that need not validate still needs a file, if only the training file."""
     path = ctx.config.data.val_files
     if path == ctx.config.data.train_files:
         return
@@ -132,17 +131,17 @@ def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iter
 
 
 def _lone_rows(config: DictConfig, hops: Sequence[int]) -> Iterator[Finding]:
-    """Rewards are compared among rows of one hop count: a row that is alone with its own learns nothing."""
+    """Rows of one hop count are compared with each other, so a lone row learns nothing."""
     others = config.data.train_batch_size - 1
     counts = Counter(hops)
     alone = {hop: (1 - count / len(hops)) ** others for hop, count in sorted(counts.items())}
     share = sum(alone[hop] * count for hop, count in counts.items()) / max(len(hops), 1)
     if config.method == "hrpo" and share > MOST_ALONE:
-        each = ", ".join(f"{part:.0%} of those of {hop} hops" for hop, part in alone.items())
+        each = ", ".join(f"{part:.0%} of {hop} hops" for hop, part in alone.items())
         yield warning(
             "data.train_batch_size",
-            f"{share:.0%} of the rows are expected to be the only one of their hop count in their step "
-            f"({each}), and then have advantage 0",
+            f"{share:.0%} of the rows are expected to be alone with their hop count in a step ({each}), and "
+            "then have advantage 0",
             "make the batch larger, or ask for fewer hop counts (hop_ratio)",
         )
 
@@ -180,14 +179,14 @@ def _too_long(
             left = len(prompts) - len(over)
             yield from _fills_batch(ctx.config, path, left, "raise data.max_prompt_length")
     else:
-        # Whatever data.truncation is: veRL's agent loop silently keeps only the end of such a prompt.
+        # veRL silently keeps only the end of such a prompt, whatever data.truncation says.
         yield error(_LIMIT, f"{why}, and veRL would cut off their beginning", f"raise it, or {advice}")
 
 
 def count_too_long(
     prompts: Sequence[list[dict[str, Any]]], tokenizer: Any, limit: int
 ) -> tuple[dict[int, int], int | None]:
-    """The lengths above `limit`, by row, and how many prompts were sampled; None if all were judged."""
+    """The lengths above `limit` by row, and how many prompts were sampled (None: all)."""
     blank = [{"role": role, "content": ""} for role in ("system", "user")]
     frame = len(render_prompt_ids(tokenizer, blank, [SEARCH_TOOL_SCHEMA]))
     sizes = [frame + sum(len(message["content"].encode()) for message in prompt) for prompt in prompts]
@@ -203,26 +202,26 @@ def count_too_long(
 
 
 def check_source(ctx: CheckContext) -> Iterator[Finding]:
-    """Without a source there must be an index: one that can be served, or a collection to adopt."""
+    """Without a source there must be an index to serve, or a collection to adopt."""
     index = index_of(ctx.config)
     if ctx.config.source is not None:
         return
-    if not isinstance(index, ChromaIndex) or index.layout.shards > 1:  # neither FAISS nor shards are adopted
+    if not isinstance(index, ChromaIndex) or index.layout.shards > 1:  # FAISS and shards cannot be adopted
         yield from check_index(ctx)
         return
     place, name = index.layout.place(0)
     with connect(place) as client:
         foreign = is_foreign(get_collection(client, place, name).metadata)
     if foreign:
-        why = f"collection {name!r} is of another tool: it is adopted if its vectors are those of"
-        fix = "if they are not, the run says how to embed it again"
-        yield note("chroma.path", f"{why} {ctx.config.retrieval.embedder}, which a sample will show", fix)
+        embedder = ctx.config.retrieval.embedder
+        why = f"another tool wrote {name!r}: the run adopts it if its vectors match {embedder}"
+        yield note("chroma.path", why, "otherwise the run says how to embed it again")
     else:
         yield from check_index(ctx)
 
 
 def check_index(ctx: CheckContext) -> Iterator[Finding]:
-    """The index must exist and be built with the embedder that will serve it, if it records which."""
+    """The index must exist, and be built with this run's embedder if it records one."""
     index, embedder = index_of(ctx.config), ctx.config.retrieval.embedder
     built = ctx.index_info().embedder
     if built and model_identity(built) != model_identity(embedder):

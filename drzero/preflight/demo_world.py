@@ -1,7 +1,7 @@
-"""The demo policy on another corpus than the demo's: it works, and means nothing.
+"""Warn about the demo policy on another corpus than the demo's.
 
-It was warm-started on the words of an invented world (drzero/policies/demo/README.md), so that a laptop can
-rehearse the recipe: with any other corpus its numbers look healthy and its questions are nonsense.
+It was warm-started on an invented world (drzero/policies/demo/README.md). With any other corpus its numbers
+look healthy, but its questions are nonsense.
 """
 
 import re
@@ -16,40 +16,40 @@ from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, warning
 
 _ID = re.compile(rf"({'|'.join(KIND_WEIGHTS)})-[a-z-]+")
-"""The id of a passage of the world."""
+"""The id of a passage of that world."""
 _LOOKED_AT = 20
 _WHY = (
-    "the demo policy knows only the demo's invented world: what it asks and answers about this corpus means "
-    "nothing"
+    "the demo policy knows only the demo's invented world, so its questions and answers about this corpus "
+    "mean nothing"
 )
 _FIX = "rehearse with it, and judge a corpus with a model that can read (drzero preview source=… endpoint=…)"
 
 
 def demo_notice(model: str, prompts: Path) -> str | None:
-    """One line for the demo policy on prompts about another corpus; None for any other pair."""
+    """One line for the demo policy with prompts about another corpus, else None."""
     return f"{_WHY}; {_FIX}" if is_demo_policy(model) and not is_demo_corpus(documents_of(prompts)) else None
 
 
 def check_demo_policy(ctx: CheckContext) -> Iterator[Finding]:
-    """The demo policy should be asked about the demo's world."""
+    """The demo policy should get prompts about the demo's world."""
     prompts = Path(str(ctx.config.data.train_files))
     if prompts.exists() and demo_notice(str(ctx.config.base_model), prompts):
         yield warning("base_model", _WHY, _FIX)
 
 
 def is_demo_policy(model: str) -> bool:
-    """Whether a model folder is the one that the demo made with its adapter (drzero/stages/demo.py)."""
+    """Whether the demo made this model folder with its adapter (drzero/stages/demo.py)."""
     made_from = Path(model) / "made_from"
     return made_from.is_file() and len(made_from.read_text(encoding="utf-8").split()) == 3
 
 
 def is_demo_corpus(doc_ids: Iterable[str]) -> bool:
-    """Whether all of the first documents have ids as the demo world gives them."""
+    """Whether the first documents have ids of the demo's world."""
     return all(map(_ID.fullmatch, islice(doc_ids, _LOOKED_AT)))
 
 
 def documents_of(prompts: Path) -> list[str]:
-    """The documents that prompts are about, by id; none if the file cannot be read, which others report."""
+    """The document ids of prompts; none if the file cannot be read, which other checks report."""
     try:
         return [
             info["doc_id"] for info in read_parquet(prompts, ["extra_info"]).column("extra_info").to_pylist()

@@ -1,4 +1,4 @@
-"""Checks of a run's environment: ports, secrets, imports, the run folder, and files on other machines."""
+"""Checks of a run's surroundings: ports, secrets, imports, the run folder, files on other machines."""
 
 import ast
 import os
@@ -21,7 +21,7 @@ from search.wire import LOOPBACK, TOKEN_VARIABLE
 
 
 def check_ports(ctx: CheckContext) -> Iterator[Finding]:
-    """A configured port must be free, and each service must have its own."""
+    """Configured ports must be free and differ."""
     config = ctx.config
     used = {"retrieval": ctx.serves_search, "solver": ctx.serves_model}
     services = [name for name, is_used in used.items() if is_used]
@@ -40,9 +40,9 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
                 f"{name}.host",
                 f"the {name} service will listen at {host}, where other machines may reach it without a "
                 "password",
-                "use 127.0.0.1 unless that is what you want",
+                "use 127.0.0.1 unless you want that",
             )
-        if not ctx.machine.is_here:  # addresses and ports in use here do not matter elsewhere
+        if not ctx.machine.is_here:
             continue
         try:
             free_port(ports.get(name), host)
@@ -54,9 +54,9 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_secrets(ctx: CheckContext) -> Iterator[Finding]:
-    """Secrets that the run will use must be set, and not to a placeholder; their values are never shown.
+    """Secrets must be set, and not to a placeholder. Values are never shown.
 
-    Raises TokenUnusable for the token of a service that cannot be sent.
+    Raises TokenUnusable for a service's token that cannot be sent.
     """
     if ctx.trains and "wandb" in ctx.config.trainer.logger and not os.environ.get("WANDB_API_KEY"):
         why = "Weights & Biases logs offline, into the run's folder"
@@ -74,7 +74,7 @@ def check_secrets(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_stacks(ctx: CheckContext) -> Iterator[Finding]:
-    """On the run's machine py-spy must be allowed to read processes, or a stall has no stacks."""
+    """py-spy must be allowed to read processes, or a stall has no stacks."""
     if ctx.starting and (problem := why_unreadable()):
         why = "stacks of the run's processes cannot be read, so a stall would be reported without its cause"
         fix = "run as root or with CAP_SYS_PTRACE, or set kernel.yama.ptrace_scope=0"
@@ -82,7 +82,7 @@ def check_stacks(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_files_visible(ctx: CheckContext) -> Iterator[Finding]:
-    """Files on volumes of another machine are checked on that machine only."""
+    """Files on another machine's volume cannot be checked here."""
     for root in ("corpus", "checkpoints"):
         if not ctx.sees(root):
             folder = ctx.config.paths[root]
@@ -95,10 +95,10 @@ _OURS = ("verl_ext.", "search.", "data.", "drzero.ops.")
 
 
 def check_imports(ctx: CheckContext) -> Iterator[Finding]:
-    """Reward function, search tool, agent loops and, if configured, the dataset class must import.
+    """Reward function, search tool, agent loops and a custom dataset class must import.
 
-    At a start they are imported as veRL imports them. Before one, those of this project are only searched for
-    in the source, since importing veRL takes longer than all other checks.
+    At a start they are imported as veRL does. Otherwise our own are only looked up in the source, because
+    importing veRL takes longer than all other checks.
     """
     config, targets = ctx.config, {}
     reward, dataset = config.reward.custom_reward_function, config.data.get("custom_cls")
@@ -129,9 +129,9 @@ def check_imports(ctx: CheckContext) -> Iterator[Finding]:
 
 @cache
 def _load(target: str, starting: bool) -> None:
-    """Import `package.module.name`, or what veRL imports by path: `pkg://package.module:name`, `file:name`.
+    """Import `package.module.name`, or by path as veRL does: `pkg://package.module:name`, `file:name`.
 
-    Before a start a name of ours is only searched for in the source. Raises whatever the import raises.
+    Unless starting, only look up our own names in the source. Raises any error of the import.
     """
     path, _, name = target.rpartition(":" if ":" in target else ".")
     module = path.removeprefix("pkg://")
@@ -147,9 +147,9 @@ def _load(target: str, starting: bool) -> None:
 
 
 def _names_of(module: str, checked: dict[str, set[str]]) -> set[str]:
-    """Names that a module of ours defines or imports at its top level, by its source.
+    """The top-level names of a module of ours, by its source.
 
-    Raises ImportError where it, or a module of ours that it imports, imports what does not exist.
+    Raises ImportError if it, or a module of ours that it imports, imports a missing module.
     """
     if module in checked:
         return checked[module]
@@ -174,7 +174,7 @@ def _names_of(module: str, checked: dict[str, set[str]]) -> set[str]:
 
 
 def writable_place(folder: Path) -> Path:
-    """A folder, or its nearest existing parent, after a trial write; raises OSError where it cannot be."""
+    """A folder, or its nearest existing parent, after a trial write. Raises OSError."""
     place = next(path for path in (folder, *folder.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=place) as probe:
@@ -187,10 +187,7 @@ def writable_place(folder: Path) -> Path:
 
 
 def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:
-    """The run's folder must be creatable and writable, with `run.min_free_gb` GB free.
-
-    Nothing is left behind: if the folder does not exist, its nearest existing parent is tried.
-    """
+    """The run's folder, or its nearest existing parent, must be writable with `run.min_free_gb` free."""
     config = ctx.config
     folder = Path(config.run.dir)
     try:
@@ -214,7 +211,10 @@ def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _room_for_checkpoints(ctx: CheckContext, free_gb: float) -> Iterator[Finding]:
-    """Room for one checkpoint more than is kept (4 bytes a weight, 8 more a trained one), and the export."""
+    """The disk must hold one checkpoint more than is kept, and the export.
+
+    A weight takes 4 bytes, a trained one 8 more.
+    """
     config = ctx.config
     shape = ctx.shape(config.actor_rollout_ref.model.path)
     kept = config.trainer.max_actor_ckpt_to_keep

@@ -1,4 +1,4 @@
-"""Checks of the environment of a stage: found, loaded, its rows, their length, an episode without a model."""
+"""Checks of a stage's environment: its rows, their length, and an episode without a model."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,18 +13,18 @@ from environments.taskset import Taskset
 
 ENV = "environment.name"
 _OPENED = 32
-"""Rows whose first messages are counted."""
+"""Rows whose first messages are measured."""
 
 
 def check_environment(ctx: CheckContext) -> Iterator[Finding]:
-    """The environment must load, have rows for the stage, and play an episode whose first messages fit."""
+    """The environment must load, have rows, and play an episode whose first messages fit."""
     config = ctx.config
     try:
         taskset = ctx.taskset()
     except EnvironmentUnusable as reason:
         if ctx.starting or ctx.machine.is_local or not config.environment.name:
             raise
-        yield warning(ENV, f"{reason} (here, and the run is for another machine)", "install it there")
+        yield warning(ENV, f"{reason} (here, but the run is for another machine)", "install it there")
         return
     if ctx.trains:
         rows = rows_of(taskset, "train", config.train_rows, config.data.seed)
@@ -46,7 +46,7 @@ def _fills_batch(ctx: CheckContext, rows: int) -> Iterator[Finding]:
 
 
 def _is_held_out(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
-    """A row that is trained on must not be evaluated on; one that has no held-out rows is only trained on."""
+    """Held-out rows should exist, and none may be trained on."""
     config, taskset = ctx.config, ctx.taskset()
     validates = config.trainer.test_freq > 0 or config.trainer.val_before_train
     try:
@@ -57,30 +57,28 @@ def _is_held_out(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
                 "val_rows", str(reason), "set trainer.test_freq=-1 and trainer.val_before_train=false"
             )
         else:
-            yield warning(
-                ENV, f"{reason}: what it learns cannot be evaluated on rows that it has not seen", ""
-            )
+            yield warning(ENV, f"{reason}: it cannot be evaluated on unseen rows", "")
         return
     trained = {_task(row) for row in rows}
     both = sum(_task(row) in trained for row in held_out)
     if both:
-        why = f"{both} of {len(held_out)} rows of the split eval are rows of the split train as well"
-        yield warning(ENV, why, "an evaluation on them measures what was learnt by heart")
+        why = f"{both} of {len(held_out)} rows of the split eval are also in the split train"
+        yield warning(ENV, why, "an evaluation on them measures memory")
 
 
 def _task(row: Row) -> str:
-    """What a row asks: of which split it is, which some rows carry, makes it no other task."""
+    """A row's task, without the name of its split."""
     return str(sorted((name, value) for name, value in row.data.items() if name != "split"))
 
 
 def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
     config, taskset = ctx.config, ctx.taskset()
     model = config.tokenizer if ctx.stage == "evaluate" and config.endpoint else ctx.model_played
-    if model is None:  # `check_endpoint` says that the tokenizer is missing
+    if model is None:  # check_endpoint reports the missing tokenizer
         return
     if HUB_ID.fullmatch(str(model)) and is_out_of_reach(str(model)):
-        why = f"no episode was played, as the tokenizer of {model} cannot be had here"
-        yield warning(ENV, why, "run preflight where the hub answers, too")
+        why = f"no episode was played, because the tokenizer of {model} is out of reach here"
+        yield warning(ENV, why, "also run preflight where the hub answers")
         return
     tokenizer = ctx.load_tokenizer(str(model), ENV)
     played = play_silent(taskset, rows[0], tokenizer, limits_of(config))
@@ -92,17 +90,17 @@ def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
     parts = ", ".join(f"{name} {value:g}" for name, value in played.score.parts.items())
     yield note(
         ENV,
-        f"{taskset.name}: {len(rows)} rows; {len(played.prompt_ids)} tokens at the start; who says nothing "
-        f"gets {played.score.reward:g}{f' ({parts})' if parts else ''} after {turns} turns",
+        f"{taskset.name}: {len(rows)} rows; {len(played.prompt_ids)} tokens at the start; saying nothing "
+        f"earns {played.score.reward:g}{f' ({parts})' if parts else ''} after {turns} turns",
     )
     if played.score.success:
-        yield warning(ENV, "who says nothing solves the task", "is its score right?")
+        yield warning(ENV, "saying nothing solves the task", "is its score right?")
     if taskset.player == Taskset.player:
         yield from _prompts_fit(ctx, rows[:: max(1, len(rows) // _OPENED)][:_OPENED], tokenizer)
 
 
 def _prompts_fit(ctx: CheckContext, rows: list[Row], tokenizer: Any) -> Iterator[Finding]:
-    """Episodes whose first messages are too long fail: an error where the run would stop with so many."""
+    """Episodes whose first messages are too long fail. Too many of them stop the run."""
     config, taskset = ctx.config, ctx.taskset()
     limit = config.data.max_prompt_length
     long = [tokens for row in rows if (tokens := opening_tokens(taskset, row, tokenizer)) > limit]

@@ -1,8 +1,6 @@
-"""Checks of a retrieval service that runs elsewhere (`retrieval.url`): it must serve what the run expects.
+"""Checks of a running retrieval service (`retrieval.url`): it must serve this run's index.
 
-The run's prompts, questions and answers are about one index, and the service may serve any. What it says of
-its own is compared with the index's name, with `retrieval.embedder` and, where that index is a folder here,
-with its version.
+Its index is compared by name, by `retrieval.embedder`, and by version if this run's index is a folder here.
 """
 
 from collections.abc import Iterator
@@ -22,23 +20,23 @@ _KEY = "retrieval.url"
 _TIMEOUT_S = 10.0
 
 
-def check_outside_search(ctx: CheckContext) -> Iterator[Finding]:
-    """The service must answer queries, take the token, and serve the collection and embedder of this run.
+def check_external_search(ctx: CheckContext) -> Iterator[Finding]:
+    """The service must answer queries and serve this run's collection and embedder.
 
-    Raises ServiceUnusable for one that does not take the token, or is no retrieval service.
+    Raises ServiceUnusable if it refuses the token or is no retrieval service.
     """
     url = retrieval_url(ctx.config.retrieval)
     yield from _token_in_the_clear(url)
     try:
         served = ask_index(url)
     except ServiceAway as away:
-        # A machine elsewhere may reach what this one does not.
+        # The run's machine may reach it.
         severity = error if ctx.machine.is_local or ctx.starting else warning
         yield severity(_KEY, str(away), "")
         return
     yield from _differences(ctx, served)
     if problem := ask(HealthCheck(url=f"{url}/health", timeout_s=_TIMEOUT_S)):
-        yield error(_KEY, f"the service answers, and its queries fail ({problem})", "read its log there")
+        yield error(_KEY, f"the service answers, but queries fail ({problem})", "read its log there")
     yield note(
         _KEY,
         f"{served.documents:,} documents ({served.chunks:,} chunks) of collection {served.collection!r}, "
@@ -47,11 +45,11 @@ def check_outside_search(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _token_in_the_clear(url: str) -> Iterator[Finding]:
-    """A warning and no error: on a cluster's own network, plain HTTP is what the service itself speaks."""
+    """Only a warning: within a cluster's network, the service itself speaks plain HTTP."""
     address = urlsplit(url)
     if address.scheme == "http" and address.hostname not in LOOPBACK and bearer_of(TOKEN_VARIABLE):
-        why = f"whoever is on the way to {address.hostname} can read the token in {TOKEN_VARIABLE}"
-        yield warning(_KEY, why, "use https, or a tunnel (ssh -L) and its end on 127.0.0.1")
+        why = f"anyone on the way to {address.hostname} can read the token in {TOKEN_VARIABLE}"
+        yield warning(_KEY, why, "use https, or a tunnel (ssh -L) to 127.0.0.1")
 
 
 def _differences(ctx: CheckContext, served: ServedIndex) -> Iterator[Finding]:
@@ -59,7 +57,7 @@ def _differences(ctx: CheckContext, served: ServedIndex) -> Iterator[Finding]:
     if served.collection != index.name:
         key = "chroma.collection" if ctx.config.index == "chroma" else index.setting
         why = f"the service serves {served.collection!r}, and this run's index is {index.name!r}"
-        yield error(key, why, f"name {served.collection!r} here if it is the one, or correct the address")
+        yield error(key, why, f"name {served.collection!r} here, or correct the address")
     if model_identity(served.embedder) != model_identity(embedder):
         why = f"the service's index was built with {served.embedder}, but retrieval.embedder is {embedder}"
         yield error(
@@ -68,8 +66,8 @@ def _differences(ctx: CheckContext, served: ServedIndex) -> Iterator[Finding]:
     if index.folder and index.folder.is_dir() and (own := ctx.index_info()).version != served.version:
         yield error(
             _KEY,
-            f"the service's index has {served.documents:,} documents, version {served.version[:12]}, and the "
-            f"one of {index.setting} {own.documents:,}, version {own.version[:12]}: prompts made from one "
-            "are not about the other",
-            f"restart the service on the present index, or set {index.setting} to the one that it serves",
+            f"the service's index has {served.documents:,} documents, version {served.version[:12]}, and "
+            f"{index.setting} has {own.documents:,}, version {own.version[:12]}: prompts made from one are "
+            "not about the other",
+            f"restart the service on the present index, or set {index.setting} to its index",
         )

@@ -1,7 +1,7 @@
-"""A finding: one problem found before a run starts, the config key it belongs to, and how to fix it.
+"""A finding: one problem found before a run starts, its config key, and how to fix it.
 
-Checks yield findings, so that a user sees all of them at once. A function that cannot continue without the
-file it reads raises one instead (`refusal`); preflight collects both.
+Checks yield findings, so that users see all of them at once. A function that cannot continue raises one
+instead (`refusal`). Preflight collects both.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Severity(StrEnum):
     """How serious a finding is."""
 
     ERROR = "error"
-    """The run would fail, or do something other than the config asks for."""
+    """The run would fail, or not do what the config says."""
     WARNING = "warning"
     """The run may fail, or cost more than necessary."""
     NOTE = "note"
@@ -27,20 +27,20 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem at a config key: `why` it matters, how to `fix` it, and the value."""
+    """A problem of a config key, `why` it matters, how to `fix` it, and the value."""
 
     severity: Severity
     key: str
     why: str
     fix: str
     value: str | None = None
-    """None until preflight fills in the configured one."""
+    """None until preflight fills in the configured value."""
 
     def __str__(self) -> str:
         return f"{self.key}: {self.why}" + (f": {self.fix}" if self.fix else "")
 
     def with_value(self, config: DictConfig) -> "Finding":
-        """The same finding with the configured value of its key, unless it has one."""
+        """The finding with its key's configured value, unless it has a value."""
         if self.value is not None:
             return self
         value = OmegaConf.select(config, self.key)
@@ -49,7 +49,7 @@ class Finding:
 
 
 class PreflightFailed(CheckError):
-    """The errors among the findings; the message contains all of them."""
+    """The errors of a preflight. The message has all of them."""
 
     def __init__(self, findings: Sequence[Finding]) -> None:
         self.findings = list(findings)
@@ -58,7 +58,7 @@ class PreflightFailed(CheckError):
 
 
 def error(key: str, why: str, fix: str, value: Any = None) -> Finding:
-    """A finding that prevents the start; `value` is given where it is not the configured one of `key`."""
+    """A finding that prevents the start. `value` replaces the configured value of `key`."""
     return Finding(Severity.ERROR, key, why, fix, None if value is None else str(value))
 
 

@@ -1,7 +1,7 @@
-"""Whether an index fits: the memory of the machine that serves it, and memory and disk where it is built.
+"""Does an index fit the memory of its server, and memory and disk of its builder?
 
-The arithmetic is `search.indexing.size`. What takes more than there is by more than its FACTOR is refused:
-the run would end after all has been embedded.
+The arithmetic is in `search.indexing.size`. An index that exceeds a limit by more than FACTOR is refused.
+Otherwise the run would fail after embedding everything.
 """
 
 import math
@@ -29,15 +29,15 @@ from search.sources.hub import is_data_set
 
 GIB = 2**30
 LEAST_DIMENSION = 384
-"""Numbers of a vector of the smallest embedders, such as the packaged one: before a model is loaded."""
+"""Dimension of the smallest embedders, assumed before a model is loaded."""
 COUNTED = 100_000
-"""Files of a source whose sizes are summed up; of more files it is at least so large."""
+"""Files of a source whose sizes are added up, at most."""
 CORE_SPEEDS = (60e9, 20e9)
-"""Operations a second of a core that embeds in float32; the packaged embedder was measured at 39e9."""
+"""Fast and slow operations a second of a core embedding in float32 (packaged embedder: 39e9, measured)."""
 GPU_SHARES = (0.3, 0.05)
-"""Of a GPU's bfloat16 peak, assumed: no GPU has been measured."""
+"""The same as shares of a GPU's bfloat16 peak. Assumed, not measured."""
 _UNEVEN = 1.01
-"""Records of the largest shard by the mean one, for shards of more than 100,000 by hash."""
+"""The largest shard over the mean one, for hashed shards of more than 100,000 records."""
 _SMALLER_SERVED = {
     "chroma": "it from another one (chroma.path=http://…)",
     "faiss": "one of codes (indexing.kind=ivfpq)",
@@ -46,23 +46,23 @@ _SMALLER_BUILT = {
     "chroma": "in shards (chroma.shards=…, indexing.writers=1), in a Chroma server (chroma.path=http://…)",
     "faiss": "as codes (indexing.kind=ivfpq)",
 }
-"""What takes less memory, by `index`."""
+"""Ways to need less memory, by `index`."""
 
 
 def check_served_index(ctx: CheckContext) -> Iterator[Finding]:
-    """The index must fit the memory of the machine that serves it; a Chroma server has one of its own."""
+    """The index must fit its server's memory. A Chroma server has another machine."""
     config, host_gib = ctx.config, ctx.machine.host_gib
     if index_of(config).folder is None or host_gib is None:
         return
     info = ctx.index_info()
-    if config.index == "faiss":  # whoever built it: its file is what is mapped
+    if config.index == "faiss":  # its file is mapped
         least = needed = sum(path.stat().st_size for path in index_files(config))
     else:
         needed = IndexSize(info.chunks, info.dimension, 0).serving_bytes
         least = round(needed / FACTOR)
     if least / GIB > host_gib:
         why = (
-            f"to serve its {info.chunks:,} vectors of {info.dimension} numbers takes about "
+            f"serving its {info.chunks:,} vectors of {info.dimension} numbers takes about "
             f"{needed / GIB:,.0f} GiB of memory, and the machine has {host_gib:,.0f}"
         )
         fix = f"declare a larger machine, or serve {_SMALLER_SERVED[config.index]}"
@@ -70,7 +70,7 @@ def check_served_index(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
-    """A source of files must not be too large by its files' sizes alone, before any is read."""
+    """A source must not be too large by its files' sizes alone."""
     config = ctx.config
     target = target_of(config)
     if config.source is None or target.folder is None or not (ctx.machine.is_local or ctx.starting):
@@ -78,7 +78,7 @@ def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
     if is_data_set(config.source) or ChromaPlace.parse(config.source).folder is None:
         return
     text_bytes = 0
-    with suppress(OSError):  # `check_corpus_source`, or the reading itself, says what cannot be read
+    with suppress(OSError):  # another check, or the reading itself, reports it
         for file in islice(files_of(Path(config.source), lambda path: None), COUNTED):
             text_bytes += file.path.stat().st_size if file.path.suffix.lower() not in COMPRESSED else 0
     chunks = text_bytes // (TOKEN_BYTES * config.indexing.chunk_tokens)
@@ -89,9 +89,9 @@ def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def require_room(planned: Planned, config: DictConfig, machine: Machine, embeds_only: bool = False) -> str:
-    """Return a line on the planned index: sizes, hours, dollars; raises PreflightFailed if it cannot fit.
+    """Return a line on the planned index: sizes, hours, dollars. Raises PreflightFailed if it cannot fit.
 
-    With `embeds_only` this machine needs room for its vectors alone.
+    With `embeds_only` this machine only needs room for the vectors.
     """
     size = planned.size
     _require_quota(config, size.chunks)
@@ -109,7 +109,7 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine, embeds_
         f"{gib(size.journal_bytes)} more while building"
     )
     if speeds is None and embeds_only:
-        return f"{line}; how long its embedding takes is not known of this GPU"
+        return f"{line}; embedding time is unknown for this GPU"
     line += f", {hours(low_s)} to {hours(high_s)}"
     if speeds is None:
         line += " without the embedding (unknown GPU)"
@@ -120,13 +120,13 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine, embeds_
 
 
 def _require_quota(config: DictConfig, chunks: int) -> None:
-    """Raise PreflightFailed if a collection of a Chroma server would have more records than it may."""
+    """Raise PreflightFailed if a collection would exceed its Chroma server's quota."""
     if config.index != "chroma" or all(place.folder for place in places_of(config)):
         return
     most, shards = config.chroma.quota.records, config.chroma.shards
     needed = chunks if shards == 1 else math.ceil(_UNEVEN * chunks / shards)
     if most is not None and needed > most:
-        why = f"{chunks:,} chunks are up to {needed:,} a collection, and it may have {most:,}"
+        why = f"{chunks:,} chunks make up to {needed:,} per collection, and {most:,} are allowed"
         raise refusal("chroma.quota.records", why, f"chroma.shards={math.ceil(_UNEVEN * chunks / most)}")
 
 
@@ -136,9 +136,9 @@ def gib(size: float) -> str:
 
 
 def _lacking(config: DictConfig, size: IndexSize, there: int, embeds_only: bool) -> Iterator[tuple[str, str]]:
-    """What the machine that builds has too little of for the configured index: why, and what to do.
+    """Why this machine cannot build the configured index, and how to fix it.
 
-    `there` are bytes of the journal, which the disk holds already. A Chroma server has a machine of its own.
+    The disk already holds `there` bytes of the journal. A Chroma server has another machine.
     """
     index = index_of(config)
     if (folder := index.folder) is None:
@@ -163,7 +163,7 @@ def _lacking(config: DictConfig, size: IndexSize, there: int, embeds_only: bool)
 
 
 def _speeds(config: DictConfig, machine: Machine) -> tuple[float, float] | None:
-    """Floating-point operations a second of the embedder, fast and slow; None on a GPU of unknown type."""
+    """Fast and slow operations a second of the embedder; None on an unknown GPU."""
     workers = config.indexing.workers
     if config.indexing.device == "cpu" or not gpus_here():
         cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""Checks of what synthesize and evaluate read: prompts, documents, challenger, gates, benchmark questions."""
+"""Checks of the inputs of synthesize and evaluate: prompts, challenger, gates, benchmark questions."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ from verl_ext.checkpoints import saved_step
 from verl_ext.method.passages import defuse
 
 _SAMPLED = 50
-"""Documents or questions of a file whose documents are searched for in the collection."""
+"""Documents or questions per file that are looked up in the collection."""
 _NAME_OTHERS = (
     "Name the files to ask with benchmarks=[…] (in a loop: stages.evaluate.benchmarks=[…], or "
     "evaluations=false for none)"
@@ -35,7 +35,7 @@ _NAME_OTHERS = (
 
 
 def partition_rows(config: DictConfig) -> list[dict[str, Any]]:
-    """The prompts of the configured partition, in the order of the file."""
+    """The prompts of the configured partition, in file order."""
     path, partition, partitions = Path(config.data.train_files), config.partition, config.partitions
     if not 1 <= partition <= partitions:
         raise refusal(
@@ -61,9 +61,9 @@ def partition_rows(config: DictConfig) -> list[dict[str, Any]]:
 
 
 def check_prompts(ctx: CheckContext) -> None:
-    """The iteration's partition must have prompts, a sample of them about documents of the collection.
+    """The partition must have prompts about documents of the collection, by a sample.
 
-    A service that runs elsewhere finds passages and no documents: `check_outside_search` compares indexes.
+    For a running service, `check_external_search` compares the indexes instead.
     """
     config, rows = ctx.config, partition_rows(ctx.config)
     if config.retrieval.url is not None:
@@ -73,15 +73,15 @@ def check_prompts(ctx: CheckContext) -> None:
     if foreign := _foreign(config, texts):
         raise refusal(
             index_of(config).setting,
-            f"the prompts in {config.data.train_files} are about other documents than those of "
-            f"{index_of(config)} ({len(foreign)} of {len(texts)} sampled, {foreign[0]!r} for one)",
-            f"set {index_of(config).setting} to the index of the corpus they were made from, or remake them "
-            "with `drzero prepare-data`",
+            f"the prompts in {config.data.train_files} are about other documents than {index_of(config)} has "
+            f"({len(foreign)} of {len(texts)} sampled, e.g. {foreign[0]!r})",
+            f"set {index_of(config).setting} to the index of their corpus, or remake them with "
+            "`drzero prepare-data`",
         )
 
 
 def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
-    """The documents, of these by id, that the collection lacks, or that begin with another text there."""
+    """The ids of documents that the collection lacks, or that begin differently there."""
     with closing(index_of(config).open()) as store:
         found = store.passages_of(list(texts))
     stored = {doc_id: defuse(passage.strip()) for doc_id, passage in found.items()}
@@ -93,16 +93,16 @@ def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
 
 
 def _missing(config: DictConfig, named: Sequence[str]) -> list[str]:
-    """The documents, of these by id, of which the collection has neither the whole nor a chunk."""
+    """The ids of documents that the collection has no chunk of."""
     with closing(index_of(config).open()) as store:
         there = store.documents_among(named)
     return [doc_id for doc_id in named if doc_id not in there]
 
 
 def check_challenger(ctx: CheckContext) -> Iterator[Finding]:
-    """The challenger must be a model or a run with a checkpoint, unless the loop has yet to train it."""
+    """The challenger must be a model or a run with a checkpoint, unless the loop will make it."""
     folder = Path(ctx.config.challenger)
-    if ctx.is_to_come(folder) or ctx.config.get("endpoint"):  # an endpoint asks in its place
+    if ctx.is_to_come(folder) or ctx.config.get("endpoint"):  # an endpoint replaces it
         return
     if folder.is_dir() and not (folder / "config.json").is_file() and not saved_step(folder):
         why = f"{folder} is neither a model folder nor a run with a checkpoint"
@@ -119,12 +119,12 @@ def check_gates(ctx: CheckContext) -> Iterator[Finding]:
     for source in gates.benchmarks:
         load_benchmark(source, question_fields(ctx.config))
     if gates.contamination and not gates.benchmarks:
-        why = "no benchmark is named, so generated questions are not compared with any"
+        why = "no benchmark is named, so generated questions are compared with none"
         yield warning("gates.benchmarks", why, "name the files that the solver will be evaluated on")
 
 
 def check_corpus_source(ctx: CheckContext) -> Iterator[Finding]:
-    """The corpus to index must exist, prompts be writable, and no question have more hops than turns."""
+    """The corpus must exist, and the prompts' folder be writable."""
     config = ctx.config
     if not (ctx.machine.is_local or ctx.starting):  # files of another machine
         return
@@ -138,7 +138,7 @@ def check_corpus_source(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_hops(ctx: CheckContext) -> Iterator[Finding]:
-    """The weights of hops must have one, and a question of h hops needs h turns."""
+    """Some hop count must have a weight, and a question of h hops needs h turns."""
     ratio, turns = ctx.config.hop_ratio, ctx.config.rollout.max_turns
     if not any(ratio):
         yield error("hop_ratio", "has no weight above 0", "leave it at [4,3,2,1]")
@@ -150,7 +150,7 @@ def check_hops(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:
-    """The run to merge must have a checkpoint, unless the loop has yet to train it to one."""
+    """The run to merge must have a checkpoint, unless the loop will make it."""
     folder = Path(ctx.config.source)
     if not ctx.is_of_the_loop(folder) and not saved_step(folder):
         why = f"there is no checkpoint in {folder}"
@@ -158,7 +158,7 @@ def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def question_fields(config: DictConfig) -> FieldNames:
-    """The names of fields in question files."""
+    """Field names in question files."""
     names = config.question_fields
     return FieldNames(names.question, names.answers, names.documents)
 
@@ -170,16 +170,16 @@ def gate_settings(config: DictConfig) -> GateSettings:
 
 
 def gate_questions(config: DictConfig) -> list[BenchmarkQuestion]:
-    """The questions of all benchmark files that pairs must not repeat; raises DataError."""
+    """The benchmark questions that pairs must not repeat. Raises DataError."""
     names = question_fields(config)
     return [question for file in config.gates.benchmarks for question in load_benchmark(file, names)]
 
 
 def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
-    """An endpoint has an address and no secret in it, its key is there and not sent in the clear.
+    """An endpoint needs an address without secrets, a key that is set, and no plain HTTP.
 
-    For messages its prompts must explain the task; for token ids its model's tokenizer must be set. Raises
-    TokenUnusable for a key that cannot be sent.
+    Messages need prompts that explain the task, token ids the model's tokenizer. Raises TokenUnusable for a
+    key that cannot be sent.
     """
     config = ctx.config
     if config.endpoint is None:
@@ -187,7 +187,7 @@ def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
     has_key, variable = bearer_of(config.endpoint_key) is not None, config.endpoint_key
     yield from _address(config.endpoint, variable if has_key else None)
     if not has_key and variable != MODEL_KEY:
-        why = f"the environment variable {variable}, which is to have the endpoint's key, is not set"
+        why = f"the environment variable {variable} should hold the endpoint's key, and is not set"
         yield error("endpoint_key", why, "set it, or leave endpoint_key out")
     if ctx.stage == "evaluate":
         if config.tokenizer is None:
@@ -196,7 +196,7 @@ def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
                 "tokenizer", why, "set tokenizer= to the folder or hub id of the model that it serves"
             )
     elif config.prompts.form == "short":
-        why = "short prompts only name the task, for a model that was trained on exactly those words"
+        why = "short prompts only name the task, for a model trained on that wording"
         yield warning("prompts.form", why, "choose the prompts of a capable model, such as model=qwen2.5-3b")
 
 
@@ -206,7 +206,7 @@ def _address(endpoint: str, key: str | None) -> Iterator[Finding]:
         yield error("endpoint", "is no address", "write one such as https://api.example.com/v1")
     if address.username or address.password or address.query:
         why = "the address holds a user, a password or a query, and addresses are written into reports"
-        fix = "leave them out: the key belongs into the environment variable that endpoint_key names"
+        fix = "leave them out: endpoint_key names the environment variable for the key"
         yield error("endpoint", why, fix, value="not shown")
     if address.scheme == "http" and not is_loopback(endpoint) and key:
         yield warning(
@@ -215,16 +215,15 @@ def _address(endpoint: str, key: str | None) -> Iterator[Finding]:
 
 
 def check_questions(ctx: CheckContext) -> None:
-    """There must be questions; those that name documents must be about this corpus."""
+    """There must be questions, and they must be about this corpus."""
     load_questions(ctx.config)
 
 
 def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
     """The questions to ask, in the order of `benchmarks`.
 
-    Raises DataError for what cannot be read, PreflightFailed for questions about another corpus: a sample of
-    the documents that they name must be in the collection, if it is not a service's that runs elsewhere.
-    Published benchmarks name none.
+    Raises DataError for unreadable files, and PreflightFailed for questions about another corpus, judged by a
+    sample of the documents they name. Published benchmarks name none.
     """
     if not config.benchmarks:
         raise DataError(f"benchmarks is empty, so there is nothing to ask. {_NAME_OTHERS}")
@@ -240,21 +239,19 @@ def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
         if named and config.retrieval.url is None and (foreign := _missing(config, named)):
             raise refusal(
                 "benchmarks",
-                f"the questions in {source} are about other documents than those of {index_of(config)} "
-                f"({len(foreign)} of {len(named)} sampled are missing, {foreign[0]!r} for one), so they "
-                "cannot be answered",
+                f"the questions in {source} are about other documents than {index_of(config)} has "
+                f"({len(foreign)} of {len(named)} sampled are missing, e.g. {foreign[0]!r}), so they cannot "
+                "be answered",
                 _NAME_OTHERS,
             )
     repeated = [key for key, times in Counter(question.key for question in questions).items() if times > 1]
     if repeated:
         raise DataError(
-            f"{len(repeated)} questions are there twice, {repeated[0]} for one: name each file once in "
-            "benchmarks, no two files of one name (NAME=PATH gives another), and no two questions of one id"
+            f"{len(repeated)} questions are duplicated, e.g. {repeated[0]}: in benchmarks name each file "
+            "once, with different names (NAME=PATH sets one), and give each question its own id"
         )
     wanted = [q for q in questions if config.hops is None or q.hop is None or q.hop in config.hops]
     if not wanted:
         there = ", ".join(map(str, sorted({q.hop for q in questions if q.hop is not None})))
-        raise DataError(
-            f"hops={list(config.hops)} leaves no question to ask: benchmarks has those of {there}"
-        )
+        raise DataError(f"hops={list(config.hops)} leaves no question to ask: benchmarks has hops {there}")
     return choose_questions(wanted, config.questions_per_benchmark, config.data.seed)

@@ -1,4 +1,4 @@
-"""The machine that a config declares, which preflight checks against wherever it runs itself."""
+"""The machine that a config declares. Preflight checks against it, wherever it runs."""
 
 from dataclasses import dataclass
 
@@ -13,19 +13,19 @@ from drzero.recipe.rates import GPUS, GpuType, usd_per_hour
 
 @dataclass(frozen=True)
 class Machine:
-    """The type of machine of a run, and the number of machines."""
+    """The machines of a run."""
 
     is_local: bool
-    """The user's own machine; else the provider's."""
+    """Whether it is the user's machine, not the provider's."""
     is_here: bool
-    """Whether it can be the machine that preflight runs on."""
+    """Whether preflight may be running on it."""
     gpu: GpuType | None
     gpus: int
     nodes: int
     host_gib: float | None
-    """Host memory; None if it is neither declared nor readable from here."""
+    """Host memory; None if unknown."""
     usd_per_hour: float = 0.0
-    """Price of all machines; 0 for a local one whose `compute` names no GPU to hire."""
+    """Price of all machines; 0 for a local one that hires no GPU."""
 
     def __str__(self) -> str:
         gpus = f"{self.gpus} × {self.gpu.name}" if self.gpu else "no GPU"
@@ -34,10 +34,7 @@ class Machine:
 
 
 def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
-    """The machine of a resolved config; `starting`: the run starts on this one.
-
-    Raises PreflightFailed for an unknown GPU type.
-    """
+    """The machine of a resolved config. Raises PreflightFailed for an unknown GPU type."""
     compute, declared = config.compute, config.machine
     is_local = compute.provider == "local"
     host_gib = compute.memory / 1024 if compute.memory else None
@@ -59,7 +56,7 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
 
 
 def known_gpu(key: str, name: str | None) -> GpuType | None:
-    """The GPU type of a name, None for None; raises PreflightFailed for a name that is not in the table."""
+    """The GPU type of a name, or None for None. Raises PreflightFailed for an unknown name."""
     if name is None:
         return None
     for known, gpu in GPUS.items():

@@ -1,4 +1,4 @@
-"""Checks that a stage fits the memory of its declared machine, with the memory ledger."""
+"""Checks that a stage fits the memory of its declared machine, by the memory ledger."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,13 +24,13 @@ from drzero.preflight.model_shape import FAMILIES
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _CERTAIN = ("weights", "gradients", "Adam")
-"""Items that do not depend on sequence lengths."""
+"""Items that do not depend on sequence length."""
 _OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits")
-"""The actor's items that do."""
+"""The actor's items that depend on it."""
 
 
 def stage_ledger(ctx: CheckContext) -> Ledger | None:
-    """The ledger of a stage; None if it has no model in memory, or the model's sizes are unknown."""
+    """A stage's ledger; None without a model, or if its sizes are unknown."""
     config, machine = ctx.config, ctx.machine
     served = ctx.shape(config.solver.model_path) if ctx.serves_model else None
     if ctx.trains:
@@ -45,7 +45,7 @@ def stage_ledger(ctx: CheckContext) -> Ledger | None:
 def check_memory(ctx: CheckContext) -> Iterator[Finding]:
     """The ledger's margin must be positive, and each engine's share must hold its model.
 
-    Where another number of GPUs for each copy of the engines would do better, a note names it.
+    A note names a better number of GPUs per engine, if there is one.
     """
     ledger = stage_ledger(ctx)
     if ledger is None:
@@ -96,7 +96,7 @@ def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
 
 
 def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
-    """A note on the fewest GPUs that hold a copy of each engine, if they are not what is configured."""
+    """A note on the fewest GPUs that hold a copy of each engine, unless configured so."""
     config, gpus = ctx.config, ctx.machine.gpus
     rollout = config.actor_rollout_ref.rollout if ctx.trains else None
     if (rollout.name if rollout else config.solver.engine) != "sglang":
@@ -142,7 +142,7 @@ def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
 
 
 def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
-    """The error, at the key whose change would help most: micro-batch, a share, or the model."""
+    """The error, at the key whose change helps most."""
     over = f"{ledger.worst} needs {_largest(ledger)}"
     is_sglang = ctx.config.solver.engine == "sglang"
     server = "solver.mem_fraction_static" if is_sglang else "solver.max_batch_size"
@@ -170,7 +170,7 @@ def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
 
 
 def _sum(ledger: Ledger, starts: str = "", ends: tuple[str, ...] = ("",)) -> float:
-    """GiB of the worst phase's items whose names start and end so."""
+    """GiB of the worst phase's items whose names start and end this way."""
     items = ledger.phases[ledger.worst].items()
     return sum(gib for name, gib in items if name.startswith(starts) and name.endswith(ends))
 
@@ -184,11 +184,11 @@ def _largest(ledger: Ledger) -> str:
 
 
 def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
-    """Host memory must hold the run's processes, retrieval, and what all GPUs offload or, first, load."""
+    """Host memory must hold processes, retrieval, and weights that GPUs load or offload."""
     config, machine = ctx.config, ctx.machine
     if machine.host_gib is None:
         return
-    # veRL's, Ray's and the engines' processes; without a training, those of a server.
+    # Processes of veRL, Ray and the engines, or of a server.
     others = {"processes": 24.0 if ctx.trains else 8.0} | retrieval_in_host_memory(config)
     items = dict(others)
     if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):

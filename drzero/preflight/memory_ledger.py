@@ -1,12 +1,13 @@
-"""The memory ledger: what a training run needs of each GPU, item by item, in its three phases.
+"""The memory ledger: GPU memory of a training run, item by item, in its three phases.
 
-*Rollout*: both inference engines hold their shares, the actor what it has not offloaded. *Update*: the
+*Rollout*: both inference engines hold their shares, and the actor its state unless offloaded. *Update*: the
 rollout engine has freed its memory (`free_cache_engine`), the solver's server has not, and the actor holds
-everything. *Weight sync*: the engine has room for its weights again, which arrive tensor by tensor. With P
-weights, P' trained ones (an adapter's with LoRA, else P), D devices that FSDP2 shards over, w bytes a weight
-(4, or 2 with model_dtype=bf16), T tokens of a micro-batch at full length (micro-batch size × (prompt +
-response), or ppo_max_token_len_per_gpu), H hidden, V vocabulary, Q and K the lengths of a token's queries
-and keys, I the MLP's width, L layers, in bytes:
+everything. *Weight sync*: the engine takes its weights again, tensor by tensor. In bytes, with
+
+- P weights, P' trained ones (an adapter's with LoRA, else P), w bytes a weight (4, or 2 for bf16)
+- D devices that FSDP2 shards over
+- T tokens of a micro-batch at full length (its size × (prompt + response), or ppo_max_token_len_per_gpu)
+- H hidden, V vocabulary, I the MLP's width, L layers, Q and K the lengths of a token's queries and keys
 
     weights        w · P / D             gradients  w · P' / D           Adam  2w · P' / D
     gathered       2 · (2 layers + embedding and output layer) + 4 · 1 layer
@@ -23,11 +24,10 @@ The sync gathers whole tensors into buckets (update_weights_bucket_megabytes); o
 while the next is filled (sglang_rollout.py:378), and a tensor that does not fit is gathered before that is
 seen. A LoRA adapter is merged on the GPU first, so the actor's weights are there as well.
 
-SGLang keeps its weights and KV cache within a share (`gpu_memory_utilization`, `mem_fraction_static`) of what
-is free after its own context, when it starts: for the solver's server, which starts first, nearly the whole
-GPU; for the rollout engine what the others leave. `sglang_memory` has what it takes outside of that, and what
-it keeps asleep. The reference engine takes its weights, and a slot for each of its sequences at full length.
-On a CPU all of it is host memory, all phases at once. docs/preflight.md says more.
+SGLang keeps weights and KV cache within a share (`gpu_memory_utilization`, `mem_fraction_static`) of the
+memory that is free at its start, after its context. The solver's server starts first, on an empty GPU.
+`sglang_memory` has the rest, awake and asleep. The reference engine takes its weights, and a full-length slot
+per sequence. On a CPU all phases share host memory. docs/preflight.md says more.
 """
 
 import math
@@ -51,17 +51,17 @@ EMBEDDER_GIB = 2.5
 SMALL_EMBEDDER_GIB = 0.5
 """The same with the packaged one."""
 TIGHT = 0.08
-"""Share of the memory; a smaller margin is a warning, since fragmentation may take that much."""
+"""A smaller share left over is a warning, because fragmentation may take that much."""
 PROCESSES_GIB = 6.0
 """Memory of a CPU run's processes for any model: veRL, Ray, retrieval, logs (measured: 5 to 7)."""
 SGLANG_PROCESSES_GIB = 3.0
-"""What an SGLang's processes add to that (measured: a solver's run on SGLang took 10, with a tiny model)."""
+"""More for an SGLang's processes (measured: 10 for a solver's run with a tiny model)."""
 
 _ABOUT = {
     "contexts": "CUDA contexts of two processes, with their kernels",
     "share": "SGLang's weights and KV cache",
     "outside it": "SGLang's context, workspace, graphs and logits",
-    "asleep": "what it keeps while it sleeps: context, graphs",
+    "asleep": "context and graphs, kept while it sleeps",
     "weights": "the model that it serves",
     "KV cache": "keys and values of its sequences, all at full length",
     "processes": "veRL, Ray, the retrieval service, logs",
@@ -70,7 +70,7 @@ _ABOUT = {
     "actor: weights": "the trained model, or this device's part of it",
     "actor: gradients": "a number for each trained weight",
     "actor: Adam": "two numbers for each trained weight",
-    "actor: kept inputs": "what enters each layer, until the backward pass",
+    "actor: kept inputs": "inputs of each layer, until the backward pass",
     "actor: one layer": "activations of the layer that is recomputed",
     "actor: activations": "activations of all layers",
     "actor: logits": "a number for each token of a micro-batch and word",
@@ -83,7 +83,7 @@ _ABOUT = {
 
 
 def about(item: str) -> str:
-    """What an item of a ledger is, in one line."""
+    """One line about an item."""
     return _ABOUT.get(item) or _ABOUT.get(item.partition(": ")[2], "")
 
 
@@ -111,7 +111,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Server:
-    """An inference engine on the GPUs: its name, its model, and how it is laid out."""
+    """An inference engine on the GPUs."""
 
     name: str
     shape: ModelShape
@@ -131,12 +131,12 @@ class Server:
         return width(self.dtype) * self.shape.parameters / self.tp / GIB
 
     def kv_gib(self, tokens: int) -> float:
-        """KV cache of so many tokens on each GPU; key heads are replicated if there are fewer than tp."""
+        """KV cache of `tokens` on each GPU. Fewer key heads than tp are replicated."""
         numbers = 2 * self.shape.layers * self.shape.kv_size * tokens
         return width(self.dtype) * numbers / min(self.tp, self.shape.kv_heads) / GIB
 
     def items(self, free_gib: float, gpu_gib: float) -> dict[str, float]:
-        """Its memory items on a GPU while it works, if `free_gib` of `gpu_gib` were free at its start."""
+        """Its items on a GPU while it works, if `free_gib` of `gpu_gib` were free at its start."""
         if self.engine == "sglang":
             return {
                 self.share_item: self.share * (free_gib - CONTEXT_GIB),
@@ -145,7 +145,7 @@ class Server:
         return self.host_items()
 
     def host_items(self) -> dict[str, float]:
-        """The same for each rank without a GPU, where SGLang's cache has a fixed number of tokens too."""
+        """The same per rank without a GPU, where SGLang's cache has a fixed size too."""
         items = {
             f"{self.name}: weights": self.weights_gib,
             f"{self.name}: KV cache": self.kv_gib(self.slots * self.positions) + self.cache_mib / 1024,
@@ -154,7 +154,7 @@ class Server:
 
     @property
     def share_item(self) -> str:
-        """The item of a ledger that is SGLang's share."""
+        """The name of SGLang's share in a ledger."""
         return f"{self.name}: share"
 
 
@@ -164,7 +164,7 @@ def width(dtype: str) -> int:
 
 
 def rollout_server(config: DictConfig, shape: ModelShape) -> Server:
-    """The engine that samples for the training."""
+    """The rollout engine."""
     rollout = config.actor_rollout_ref.rollout
     reference = rollout.engine_kwargs.get("reference") or {}
     return Server(
@@ -181,7 +181,7 @@ def rollout_server(config: DictConfig, shape: ModelShape) -> Server:
 
 
 def solver_server(config: DictConfig, shape: ModelShape) -> Server:
-    """The server of the solver, or of the model in a stage without training."""
+    """The solver's server, or the server of a stage without training."""
     solver = config.solver
     return Server(
         name="solver",
@@ -196,13 +196,13 @@ def solver_server(config: DictConfig, shape: ModelShape) -> Server:
 
 
 def lora_rank(config: DictConfig) -> int:
-    """The rank of the adapter that is trained; 0 if whole weights are."""
+    """The rank of the trained adapter; 0 for whole weights."""
     model = config.actor_rollout_ref.model
     return int(model.lora_rank or (model.get("lora") or {}).get("rank") or 0)
 
 
 def trained(config: DictConfig, shape: ModelShape) -> int:
-    """Number of trained weights: the adapter's, or all."""
+    """Trained weights: the adapter's, or all."""
     rank = lora_rank(config)
     return shape.adapter(rank) if rank > 0 else shape.parameters
 
@@ -259,10 +259,7 @@ def logits_bytes(config: DictConfig) -> int:
 
 
 def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
-    """The ledger of one GPU of a training stage; `solver` is the opponent's model, in a challenger's run.
-
-    Of several machines it is a GPU of the head, which has the services as well.
-    """
+    """The ledger of one GPU (of the head, which has the services) in a training stage."""
     assert machine.gpu is not None
     capacity, fsdp = machine.gpu.memory_gib, config.actor_rollout_ref.actor.fsdp_config
     others = {"contexts": 2 * CONTEXT_GIB}
@@ -298,13 +295,13 @@ def sleeps(config: DictConfig) -> bool:
 
 
 def keeps_base_weights(config: DictConfig) -> bool:
-    """Whether SGLang keeps its weights while it sleeps: it serves an adapter (sglang_rollout.py:206)."""
+    """Whether a sleeping SGLang keeps its weights, to serve an adapter (sglang_rollout.py:206)."""
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
     return bool(rollout.name == "sglang" and sleeps(config) and lora_rank(config) and not model.lora.merge)
 
 
 def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -> dict[str, float]:
-    """What the actor adds to a GPU while SGLang takes its weights, by the formula of the module docstring."""
+    """The actor's items while SGLang takes its weights, by the formula above."""
     own = width(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32")
     largest = own * shape.vocabulary * shape.hidden / GIB
     bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes * MIB / GIB
@@ -315,13 +312,13 @@ def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -
 
 
 def _serves_search(config: DictConfig) -> bool:
-    """Whether a retrieval service runs here: none in an environment other than the search of a corpus."""
+    """Whether the run starts a retrieval service."""
     environment = config.get("environment")
     return not (environment and environment.name) and config.retrieval.url is None
 
 
 def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
-    """Encoder processes on the GPU that has most of them; they are assigned round-robin."""
+    """Encoder processes on the GPU with most of them. They are assigned round-robin."""
     if not _serves_search(config) or not str(config.retrieval.device).startswith("cuda"):
         return {}
     is_spread = str(config.retrieval.device) == "cuda"
@@ -330,10 +327,9 @@ def encoders_on_gpu(config: DictConfig, gpus: int) -> dict[str, float]:
 
 
 def retrieval_in_host_memory(config: DictConfig) -> dict[str, float]:
-    """Encoder processes and the index, in GiB; an index on another machine takes none.
+    """Encoder processes and the index, in GiB.
 
-    Of a FAISS index each query reads much, of a flat one all: the whole file has to stay in memory, though it
-    is mapped.
+    A FAISS file is mapped, but queries read much of it (a flat one, all), so it has to stay in memory.
     """
     if not _serves_search(config):
         return {}
@@ -357,7 +353,7 @@ def index_files(config: DictConfig) -> Iterator[Path]:
 
 
 def host_ledger(config: DictConfig, machine: Machine, shape: ModelShape, solver: ModelShape) -> Ledger:
-    """The ledger of a CPU machine's memory, of several the head's: everything of a training stage at once."""
+    """The ledger of a CPU machine (the head) in a training stage: all phases at once."""
     of_each = rollout_server(config, shape).host_items() | actor_activations(config, shape, number_bytes=4)
     items = {"processes": PROCESSES_GIB} | {name: gib * config.machine.gpus for name, gib in of_each.items()}
     items |= retrieval_in_host_memory(config)
@@ -390,10 +386,7 @@ def resident_state(state: dict[str, float], fsdp: DictConfig) -> dict[str, float
 
 
 def offloaded_gib(config: DictConfig, shape: ModelShape) -> float:
-    """What all GPUs together keep in host memory while the engines work.
-
-    Under an offload policy, gradients too.
-    """
+    """GiB that all GPUs offload to host memory, with gradients under an offload policy."""
     fsdp, state = config.actor_rollout_ref.actor.fsdp_config, actor_state(config, shape, 1)
     if not fsdp.offload_policy:
         state.pop("actor: gradients")
@@ -401,19 +394,16 @@ def offloaded_gib(config: DictConfig, shape: ModelShape) -> float:
 
 
 def weights_backup_gib(config: DictConfig, shape: ModelShape, gpus: int) -> float:
-    """Host memory in which all engines keep a copy of their weights while they sleep.
-
-    veRL asks SGLang for it whenever both share GPUs (async_sglang_server.py:382).
-    """
+    """Host memory for the sleeping engines' copies of their weights (async_sglang_server.py:382)."""
     server = rollout_server(config, shape)
     backs_up = server.engine == "sglang" and sleeps(config) and not keeps_base_weights(config)
     return server.weights_gib * gpus if backs_up else 0.0
 
 
 def loading_gib(config: DictConfig, shape: ModelShape, ranks: int) -> float:
-    """Host memory of a machine while its ranks load the model, before they share it out.
+    """Host memory while the ranks load the model.
 
-    Each of them loads a tied model whole, any other the first alone (veRL's get_init_weight_context_manager).
+    Every rank loads a tied model whole, other models only the first (get_init_weight_context_manager).
     """
     own = width(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32") * shape.parameters / GIB
     return own * (ranks if shape.tied else 1)

@@ -2,9 +2,8 @@
 
     load_shape("Qwen/Qwen2.5-7B-Instruct").parameters    # 7_615_616_512
 
-Dense decoders of the families in `FAMILIES` are counted by formula. The sizes of the models in the config
-group model/, and of the smoke test's, are in a table here, so that preflight needs no download; of another
-model on the hub only config.json is fetched.
+Dense decoders of the families in `FAMILIES` are counted by formula. A table has the models of model/ and of
+the smoke test. For other models on the hub, only config.json is fetched.
 """
 
 import functools
@@ -24,7 +23,7 @@ from drzero.ops.hub import hub_fault
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a dense decoder; all counts are of single numbers."""
+    """The sizes of a dense decoder."""
 
     hidden: int
     layers: int
@@ -34,7 +33,7 @@ class ModelShape:
     intermediate: int
     vocabulary: int
     context: int
-    """Positions of the model (max_position_embeddings), the limit that veRL checks lengths against."""
+    """max_position_embeddings, veRL's limit for lengths."""
     tied: bool = False
     """Whether the output layer is the embedding."""
     qkv_bias: bool = False
@@ -42,7 +41,7 @@ class ModelShape:
     mlp_bias: bool = False
     qk_norm: bool = False
     stretched_context: int = 0
-    """Context with RoPE scaling, as SGLang computes it; 0 if it is the same."""
+    """Context with RoPE scaling, by SGLang's rule; 0 if the same."""
 
     @property
     def embeddings(self) -> int:
@@ -90,9 +89,8 @@ class ModelShape:
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-"""As config.json names them (`model_type`)."""
-# Sizes of the models that the group model/ names, and of the smoke test's, by bare name: their published
-# config.json.
+"""`model_type` in config.json."""
+# From each model's published config.json, by bare name.
 KNOWN = {
     # hidden, layers, heads, key heads, head, MLP, vocabulary, context
     "qwen2.5-0.5b-instruct": ModelShape(896, 24, 14, 2, 64, 4864, 151936, 32768, tied=True, qkv_bias=True),
@@ -108,9 +106,9 @@ KNOWN = {
 
 
 def model_config(model: str) -> dict[str, Any] | None:
-    """The config.json of a folder, or of a hub id that is in the local cache; None if it is not local.
+    """The config.json of a folder or a cached hub id; None if it is not local.
 
-    Raises ValueError for one that is no JSON object.
+    Raises ValueError if it is not a JSON object.
     """
     path = Path(model) / "config.json"
     if not path.is_file():
@@ -131,7 +129,7 @@ def model_config(model: str) -> dict[str, Any] | None:
 
 
 def load_shape(model: str) -> ModelShape | None:
-    """The sizes of a model from its config.json, the table, or the hub's config.json; None if in none."""
+    """A model's sizes, by its config.json, the table, or the hub; None if unknown."""
     config = model_config(model)
     if config is None:
         known = KNOWN.get(Path(model).name.lower())
@@ -143,21 +141,21 @@ def load_shape(model: str) -> ModelShape | None:
 
 @functools.cache
 def _fetch_config(model: str) -> bool:
-    """Put the config.json of a model on the hub into its cache; whether it is there."""
+    """Fetch a model's config.json from the hub into the cache. Returns whether it worked."""
     if Path(model).is_absolute() or Path(model).exists() or hub_fault() is not None:
         return False
     try:
         hf_hub_download(model, "config.json")
     # The hub client's errors are OSError or ValueError; a failed connection is httpx's.
     except (OSError, ValueError, httpx.HTTPError):
-        return False  # `check_models` says what is wrong
+        return False  # check_models reports it
     return True
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
-    """The sizes from a config.json; None for a family without a formula here.
+    """The sizes from a config.json; None for an unknown family.
 
-    Raises ValueError for a size that is missing or no positive number.
+    Raises ValueError for a size that is not a positive number.
     """
     family = config.get("model_type")
     if family not in FAMILIES or "num_experts" in config:
@@ -197,7 +195,7 @@ def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def config_of(shape: ModelShape) -> dict[str, Any]:
-    """A config.json of which `shape_of` is the shape."""
+    """A config.json for a shape, as `shape_of` reads it."""
     return {
         "model_type": "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama",
         "hidden_size": shape.hidden,

@@ -1,4 +1,4 @@
-"""Checks that models exist locally or on the hub, are complete, fit the disk and can hold conversations."""
+"""Checks of models: they must exist, be complete, fit the disk and hold our conversations."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from verl_ext.method.chat import TURN_END
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _AGAIN = "download or export the model again"
-# Hub organisations whose models require a signed licence; the hub shows no more without a token.
+# Organisations whose models need a signed licence and a token.
 _GATED = re.compile(r"(meta-llama|google/gemma|mistralai)", re.IGNORECASE)
 
 
@@ -36,8 +36,8 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
     for model, key in keys.items():
         if ctx.config.prompts.form == "short" and HUB_ID.fullmatch(model):
             turns = f"turns of {ctx.config.rollout.max_tokens_per_turn} tokens"
-            why = f"the demo policy's short prompts and {turns} stay with it: they are its group's (model=)"
-            yield warning(key, why, f"name the model by model={model}, which brings the usual ones")
+            why = f"it gets the demo policy's short prompts and {turns}, which model= sets"
+            yield warning(key, why, f"name the model by model={model}, which sets the usual ones")
         folder = Path(model)
         is_elsewhere = folder.is_absolute() and not ctx.sees("corpus")
         # The last checkpoint of a run is merged first.
@@ -66,7 +66,7 @@ def _folder(ctx: CheckContext, key: str, folder: Path) -> Iterator[Finding]:
         yield error(key, f"config.json in {folder} is damaged ({reason})", _AGAIN)
         return
     if config is None:
-        why = f"{folder} has no config.json, so it is no model folder"
+        why = f"{folder} has no config.json, so it is not a model folder"
         yield error(key, why, "name the folder of a model")
         return
     yield from _weights(key, folder)
@@ -74,7 +74,7 @@ def _folder(ctx: CheckContext, key: str, folder: Path) -> Iterator[Finding]:
 
 
 def _weights(key: str, folder: Path) -> Iterator[Finding]:
-    """Check weights for completeness by their index and the header of every file; nothing is loaded."""
+    """Check the weights by their index and the header of every file, without loading them."""
     names = {path.name for path in folder.glob("*.safetensors")}
     if (folder / _INDEX).is_file():
         try:
@@ -83,7 +83,7 @@ def _weights(key: str, folder: Path) -> Iterator[Finding]:
             yield error(key, f"{folder / _INDEX} is damaged ({reason})", _AGAIN)
             return
         if missing := sorted(wanted - names):
-            why = f"{folder} lacks {len(missing)} of {len(wanted)} weight files, {missing[0]} for one"
+            why = f"{folder} lacks {len(missing)} of {len(wanted)} weight files, e.g. {missing[0]}"
             yield error(key, why, "download or upload the model again")
             return
     if not names and not list(folder.glob("*.bin")):
@@ -97,7 +97,7 @@ def _weights(key: str, folder: Path) -> Iterator[Finding]:
 
 
 def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
-    """Findings for a model that is no folder here: its download, its licence, its conversations."""
+    """Check a model that is not a folder: its download and its conversations."""
     gb = _gigabytes(ctx, model)
     if not HUB_ID.fullmatch(model) or any(
         isinstance(try_to_load_from_cache(model, name), str) for name in (_WHOLE, _INDEX)
@@ -114,13 +114,13 @@ def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
 
 
 def _gigabytes(ctx: CheckContext, model: str) -> float:
-    """The size of a model's weights in bfloat16; 0 if it is not known."""
+    """The size of a model's weights in bfloat16; 0 if unknown."""
     shape = ctx.shape(model)
     return 2 * shape.parameters / 1e9 if shape else 0.0
 
 
 def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
-    """Check that a model can hold our conversations; raises PreflightFailed if not."""
+    """A model must hold our conversations. Raises PreflightFailed if not."""
     tokenizer = ctx.load_tokenizer(model, key)
     if ctx.trains and tokenizer.eos_token != TURN_END:
         yield warning(
@@ -133,19 +133,19 @@ def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
     if drift := token_drift(tokenizer):
         yield warning(
             key,
-            f"a conversation of the model at {model} changes when re-tokenised ({drift} tokens): training "
-            "keeps the sampled ids, but a server that gets text would see another conversation",
+            f"re-tokenising a conversation of the model at {model} changes {drift} tokens: training keeps "
+            "the sampled ids, but a server that gets text would see another conversation",
             "use token ids with such a server, as this project does",
         )
 
 
 def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
-    """The embedding model must be local, or a hub id that can be downloaded; an index is made for one."""
+    """The embedding model must be a folder, the packaged one, or a hub id."""
     name = ctx.config.retrieval.embedder
     if name == PACKAGED_EMBEDDER and ctx.stage == "prepare_data" and ctx.config.source is not None:
         why = (
-            f"the index is made for {name}, the embedder of a machine without a GPU; a run on GPUs takes "
-            f"{DEFAULT_EMBEDDER} and refuses it"
+            f"the index will need {name}, the embedder for machines without a GPU; a run on GPUs defaults to "
+            f"{DEFAULT_EMBEDDER} and would refuse it"
         )
         fix = (
             "for a run on GPUs name its machine here too (compute=8xh100), or set "
@@ -160,7 +160,7 @@ def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_hub(ctx: CheckContext) -> Iterator[Finding]:
-    """One finding for all models that are to come from a hub that does not answer; a warning per licence."""
+    """One finding for all models of a hub that does not answer, and a warning per licence."""
     models = ctx.models()
     if ctx.embeds or (ctx.stage == "prepare_data" and ctx.config.source is not None):
         models["retrieval.embedder"] = str(ctx.config.retrieval.embedder)
@@ -186,5 +186,5 @@ def check_hub(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def is_out_of_reach(model: str) -> bool:
-    """Whether a hub id is not in the cache, and the hub does not answer."""
+    """Whether a hub id is not cached, and the hub does not answer."""
     return model_config(model) is None and hub_fault() is not None

@@ -1,7 +1,7 @@
-"""Checks of a training on several nodes: the Ray cluster that it joins, what nodes must reach and share.
+"""Checks of a training on several nodes: its Ray cluster, and services and files that nodes share.
 
-The first half is arithmetic over the config. The second half asks the cluster itself, and each of its nodes,
-by a process apart (`drzero.ops.cluster`); of one that does not answer, a preflight elsewhere only warns.
+A separate process (`drzero.ops.cluster`) asks the cluster and each node. Unless the run starts here, an
+unreachable cluster is only a warning.
 """
 
 import secrets
@@ -31,14 +31,14 @@ _EVERY = ("0.0.0.0", "::")
 
 
 def check_services_reachable(ctx: CheckContext) -> Iterator[Finding]:
-    """Several nodes are a cluster by name, and the services of the head must be reached from all of them."""
+    """Several nodes need a Ray cluster, and must reach the head's services."""
     config = ctx.config
     address = config.machine.ray_address
     if config.machine.nodes > 1 and address is None:
-        why = f"{config.machine.nodes} machines are one Ray cluster, and none is named"
+        why = f"{config.machine.nodes} machines need a Ray cluster, and none is named"
         yield error(ADDRESS, why, f"start it by {_START}, and set {ADDRESS}=HOST:6379")
     if config.machine.nodes == 1 or address is None or is_loopback(address):
-        return  # all nodes are this machine
+        return  # only this machine
     used = {"retrieval": ctx.searches, "solver": ctx.serves_model}
     for name in (name for name, is_used in used.items() if is_used):
         host = config[name].host
@@ -46,13 +46,13 @@ def check_services_reachable(ctx: CheckContext) -> Iterator[Finding]:
             why = f"the other nodes' workers cannot reach the {name} service at {host}"
             yield error(f"{name}.host", why, f"set it to the head's address, as in {ADDRESS}={address}")
         if bearer_of(_TOKENS[name]) is None:
-            why = f"the {name} service would answer anyone who reaches it, and {_TOKENS[name]} is not set"
+            why = f"the {name} service would answer anyone, because {_TOKENS[name]} is not set"
             fix = "put it into the environment of this command and of each node's `ray start`"
             yield error(f"{name}.host", why, fix)
 
 
 def check_cluster(ctx: CheckContext) -> Iterator[Finding]:
-    """The cluster must have what is declared, free, and each of its nodes must be the same as this one."""
+    """The cluster must have enough free GPUs and CPUs, and its nodes must match this one."""
     address = ctx.config.machine.ray_address
     if address is None or not ctx.machine.is_local:
         return
@@ -68,7 +68,7 @@ def check_cluster(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _ask(config: DictConfig, address: str, starting: bool) -> tuple[Cluster, dict[str, Any]]:
-    """The cluster with each node's facts, and this process's own."""
+    """The cluster with each node's facts, and the facts of this process."""
     arguments: dict[str, Any] = {
         "marker": "",
         "salt": secrets.token_hex(16),
@@ -77,7 +77,7 @@ def _ask(config: DictConfig, address: str, starting: bool) -> tuple[Cluster, dic
     if not starting:
         cluster = ask_cluster(address, "facts", arguments, env=process_env(config))
         return cluster, facts(**arguments)
-    # A file that a node must see, for as long as it is asked.
+    # A file that every node must see.
     with tempfile.NamedTemporaryFile(
         dir=writable_place(Path(config.paths.checkpoints)), prefix=".nodes-"
     ) as marker:
@@ -87,7 +87,7 @@ def _ask(config: DictConfig, address: str, starting: bool) -> tuple[Cluster, dic
 
 
 def judge_size(config: DictConfig, cluster: Cluster) -> Iterator[Finding]:
-    """Nodes, GPUs of each (on a CPU those that `ray start --num-gpus` counts), and CPUs, free and in all."""
+    """The cluster must have the declared nodes and GPUs (as `ray start --num-gpus` counts), and free CPUs."""
     nodes, gpus = config.machine.nodes, config.machine.gpus
     cpus = CPUS_A_GPU * gpus
     fit = [node for node in cluster.alive if node.gpu >= gpus and node.cpu >= cpus]
@@ -97,23 +97,23 @@ def judge_size(config: DictConfig, cluster: Cluster) -> Iterator[Finding]:
             f"{nodes} nodes of {gpus} GPUs and {cpus} CPUs are declared, and the Ray cluster has {len(fit)} "
             f"({listed or 'no node'})"
         )
-        counted = " --num-gpus and --num-cpus are what Ray counts."
+        counted = " Ray counts what --num-gpus and --num-cpus say."
         yield error("machine.nodes", why, f"start the others by `ray start --address=…`.{counted}")
         return
     if cluster.free["gpu"] < nodes * gpus:
         why = f"{cluster.free['gpu']:g} of the cluster's GPUs are free, and {nodes * gpus} are needed"
-        fix = "another run holds them: wait for its end (veRL's transfer queue serves one run a cluster)"
+        fix = "another run holds them: wait for its end (veRL's transfer queue serves one run per cluster)"
         yield error(ADDRESS, why, fix)
     elif cluster.free["cpu"] < (needed := cpus_reserved(config)):
         why = (
-            f"{cluster.free['cpu']:g} of the CPUs that the cluster counts are free, and veRL would wait for "
-            f"ever for the {needed} that it reserves"
+            f"{cluster.free['cpu']:g} of the cluster's CPUs are free, and veRL would wait for ever for the "
+            f"{needed} that it reserves"
         )
         yield error(ADDRESS, why, "start its nodes with more (`ray start --num-cpus=…`): they are logical")
 
 
 def judge_nodes(cluster: Cluster, here: dict[str, Any], address: str) -> Iterator[Finding]:
-    """Each node must answer, and be the same as this one in all that a worker depends on."""
+    """Each node must answer, with the same versions, code, files and tokens as this one."""
     for node in cluster.alive:
         if node.fault is not None:
             why = f"node {node} did not answer a task: {node.fault}"
@@ -122,7 +122,7 @@ def judge_nodes(cluster: Cluster, here: dict[str, Any], address: str) -> Iterato
             yield from _differences(node, here)
         if is_loopback(address) and not is_loopback(node.address):
             why = f"node {node} is another machine, which does not know the head as {address}"
-            yield error(ADDRESS, why, "name the head by the address that the other nodes have for it")
+            yield error(ADDRESS, why, "name the head by the address that other nodes use")
 
 
 def _differences(node: Node, here: dict[str, Any]) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def _differences(node: Node, here: dict[str, Any]) -> Iterator[Finding]:
         why = f"node {node} has another state of this project's code"
         yield error(ADDRESS, why, "check the same revision out on every node, and start its Ray again")
     if not answer["sees_folder"]:
-        why = f"node {node} does not see the checkpoints' folder as this one does"
+        why = f"node {node} does not see the checkpoints' folder"
         yield error("paths.checkpoints", why, "put it on a file system that all nodes mount at the same path")
     for variable, hidden in here["secrets"].items():
         if answer["secrets"][variable] != hidden:

@@ -1,15 +1,14 @@
-"""Checks of the way from rollout to update: room in TransferQueue, and limits that would let nothing through.
+"""Checks of the queues from rollout to update: room in TransferQueue, and limits that would block it.
 
-With B = data.train_batch_size prompts of n rollouts each, and w = num_warmup_batches requested ahead (0 in
+With B = data.train_batch_size prompts of n rollouts, and w = num_warmup_batches requested ahead (0 in
 mode=sync), veRL 0.9.1 holds at most
 
-    (1 + w) × B × (n + 1)   rows in an asynchronous mode, whose prompts are stored as rows too
+    (1 + w) × B × (n + 1)   rows in an asynchronous mode, which also stores prompts as rows
     B × n                   rows in mode=sync
 
-and, while it validates, the last step's B × n rows next to those of the validation. A row that finds no room
-fails its group. An asynchronous buffer asks for another group in its place, which finds none either: the
-trainer waits for ever. A prompt that is requested w batches ahead is trained on w steps later, so that it
-spans 1 + w versions of the policy, which `trainer.v1.sampler.max_off_policy_threshold` must allow.
+While validating, it also holds the validation's rows. A row without room fails its group. An asynchronous
+buffer then requests another group, which finds no room either, and the trainer waits forever. A prompt
+requested w batches ahead spans 1 + w policy versions, which max_off_policy_threshold must allow.
 """
 
 import math
@@ -27,28 +26,28 @@ ROOM = "transfer_queue.backend.SimpleStorage.total_storage_size"
 LIMIT = "trainer.v1.sampler.max_off_policy_threshold"
 _STRATEGY = "trainer.v1.sampler.max_off_policy_strategy"
 NEAR = 0.8
-"""The share of its room from which the flow monitor calls a queue nearly full (`drzero.ops.flow.checks`)."""
+"""The share of room from which the flow monitor calls a queue nearly full (`drzero.ops.flow.checks`)."""
 
 
 def async_mode(config: DictConfig) -> str | None:
-    """veRL's name of the asynchronous mode; None in a synchronous one."""
+    """veRL's name of the asynchronous mode; None in mode=sync."""
     name = str(config.trainer.v1.trainer_mode)
     return next((mode for mode in ("colocate_async", "separate_async") if name.endswith(mode)), None)
 
 
 def batches_ahead(config: DictConfig) -> float:
-    """Batches requested before the first one is trained on; 0 in a synchronous mode, and below 0."""
+    """Batches requested before the first is trained on; 0 in mode=sync or for an invalid value."""
     mode = async_mode(config)
     ahead = config.trainer.v1[mode].num_warmup_batches if mode else 0
     return max(float(ahead), 0.0) if is_number(ahead) else 0.0
 
 
 def check_limits(ctx: CheckContext) -> Iterator[Finding]:
-    """Limits of staleness and fetches with which no batch would ever be whole, or none be asynchronous."""
+    """Staleness and fetch limits must let batches fill up and run ahead."""
     config, mode = ctx.config, async_mode(ctx.config)
     limit, strategy = OmegaConf.select(config, LIMIT), OmegaConf.select(config, _STRATEGY)
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        why = f"{limit!r} versions: a sample spans at least the one that made it, so that none could be used"
+        why = f"{limit!r} versions: a sample spans at least one, so none could be used"
         yield error(LIMIT, why, "set it to a whole number above 0, or to null for no limit")
         return
     if strategy not in ("drop", "wait"):
@@ -69,7 +68,7 @@ def check_limits(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _staleness(config: DictConfig, mode: str, strategy: str, limit: int) -> Iterator[Finding]:
-    """Whether what is requested ahead is still young enough when its turn comes."""
+    """Samples requested ahead must still be young enough when used."""
     ahead, batch = batches_ahead(config), config.data.train_batch_size
     spans = 1 + math.ceil(ahead)
     key = f"trainer.v1.{mode}.num_warmup_batches"
@@ -78,25 +77,25 @@ def _staleness(config: DictConfig, mode: str, strategy: str, limit: int) -> Iter
     if strategy == "wait" and limit == 1:
         held = math.floor((1 + ahead) * batch)
         why = (
-            "with max_off_policy_strategy=wait each step waits until no prompt in flight spans 1 version, "
-            f"which all {held} = (1 + {ahead:g}) × {batch} do: nothing would be asynchronous"
+            "with max_off_policy_strategy=wait each step waits for all prompts in flight of 1 version, "
+            f"and all {held} = (1 + {ahead:g}) × {batch} do: nothing would be asynchronous"
         )
         yield error(LIMIT, why, "set it to 2 or more, or use mode=sync")
     elif strategy == "drop" and limit < spans:
-        # Of 1 + w batches in flight as many as the limit are young enough.
+        # `limit` of the 1 + w batches in flight are young enough.
         lost = 1 - limit / (1 + ahead)
         why = (
             f"{sum_} = {1 + ahead:g} versions, and samples of more than {limit} are dropped: about "
             f"{lost:.0%} of all rollouts would be thrown away"
         )
         if limit == 1:
-            yield error(LIMIT, f"{why}, all that are requested ahead among them", fix)
+            yield error(LIMIT, f"{why}, including all requested ahead", fix)
         else:
             yield warning(LIMIT, why, fix)
 
 
 def check_room(ctx: CheckContext) -> Iterator[Finding]:
-    """TransferQueue's room against the rows that the run holds at once."""
+    """TransferQueue must have room for the rows that the run holds at once."""
     config = ctx.config
     backend = config.transfer_queue.backend
     room = OmegaConf.select(config, ROOM)
@@ -112,16 +111,16 @@ def check_room(ctx: CheckContext) -> Iterator[Finding]:
     why = f"it has room for {room} rows, and the run holds up to {rows} at once: {sum_}"
     fix = f"set it to {math.ceil(rows / NEAR)} or more"
     if rows > room:
-        end = "the group of a row that finds no room fails"
+        end = "a row without room fails its group"
         if async_mode(config):
-            end += ", and so does the one requested in its place: the trainer would wait for ever"
+            end += ", and so does its replacement: the trainer would wait for ever"
         yield error(ROOM, f"{why}; {end}", fix)
     elif rows > NEAR * room:
         yield warning(ROOM, why, f"{fix}, so that it is never nearly full")
 
 
 def most_rows(config: DictConfig) -> tuple[int, str]:
-    """The most rows in TransferQueue during a step, and the sum as text."""
+    """The most rows in TransferQueue during a step, and the arithmetic as text."""
     batch, n = config.data.train_batch_size, config.actor_rollout_ref.rollout.n
     if async_mode(config) is None:
         return batch * n, f"{batch} prompts × {n} rollouts"
@@ -131,7 +130,7 @@ def most_rows(config: DictConfig) -> tuple[int, str]:
 
 
 def _rows_in_validation(config: DictConfig) -> tuple[int, str]:
-    """The same while it validates; 0 if it does not, or the file cannot be read yet."""
+    """The same while validating; 0 if it does not validate or the file cannot be read."""
     trainer, rollout, batch = config.trainer, config.actor_rollout_ref.rollout, config.data.train_batch_size
     try:
         held_out = pq.read_metadata(config.data.val_files).num_rows if trainer.test_freq > 0 else 0

@@ -1,6 +1,6 @@
-"""Checks of the Ray that veRL starts: CPUs against veRL's placement group, object store against /dev/shm.
+"""Checks of a local Ray: CPUs for veRL's placement group, and an object store that fits /dev/shm.
 
-Of one that the run joins: `nodes.py`.
+`nodes.py` checks a cluster that the run joins.
 """
 
 import os
@@ -13,14 +13,14 @@ from drzero.preflight.memory_ledger import width
 from drzero.recipe.compose import cpus_reserved, joins_cluster
 
 _CPUS, _STORE = "ray_kwargs.ray_init.num_cpus", "ray_kwargs.ray_init.object_store_memory"
-_SIZES = "the run joins a Ray cluster of your own, and Ray lets nobody who joins one set its size"
+_SIZES = "the run joins a Ray cluster of your own, whose size it cannot set"
 _SHM = "/dev/shm"
 _RAY_INSISTS = 10**10
-"""Bytes from which on Ray refuses an object store that /dev/shm cannot hold (REQUIRE_SHM_SIZE_THRESHOLD)."""
+"""From this size on, Ray refuses an object store that exceeds /dev/shm (REQUIRE_SHM_SIZE_THRESHOLD)."""
 
 
 def check_cpus(ctx: CheckContext) -> Iterator[Finding]:
-    """Ray must count as many CPUs as veRL reserves, or the trainer waits for ever without a word."""
+    """Ray must count the CPUs that veRL reserves, or the trainer waits forever without a word."""
     counted, needed = ctx.config.ray_kwargs.ray_init.num_cpus, cpus_reserved(ctx.config)
     if joins_cluster(ctx.config):
         if counted is not None:
@@ -35,7 +35,7 @@ def check_cpus(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_object_store(ctx: CheckContext) -> Iterator[Finding]:
-    """Ray's object store must fit /dev/shm, and what passes through it the store."""
+    """Ray's object store must fit /dev/shm and hold the weights that pass through it."""
     config, wanted = ctx.config, ctx.config.ray_kwargs.ray_init.get("object_store_memory")
     if wanted is None:
         return
@@ -60,5 +60,5 @@ def check_object_store(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def shm_free() -> int:
-    """Bytes that are free in /dev/shm here; 0 where there is none."""
+    """Free bytes in /dev/shm; 0 without one."""
     return shutil.disk_usage(_SHM).free if os.path.isdir(_SHM) else 0

@@ -1,4 +1,4 @@
-"""The output of `drzero preflight`: findings, the memory ledger and the estimate, as text or as JSON."""
+"""The output of `drzero preflight`, as text or JSON: findings, memory ledger, estimate."""
 
 import json
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _LABEL = max(map(len, Severity))
 
 
 def print_reports(reports: Sequence[Report]) -> None:
-    """Print each stage's findings, worst first, and its memory ledger; then one line for all stages."""
+    """Print each stage's findings (worst first) and memory ledger, then a verdict."""
     out, printed = console(highlight=False, markup=False), set[Finding]()
     for report in reports:
         new = [finding for finding in report.findings if finding not in printed]
@@ -35,7 +35,7 @@ def print_reports(reports: Sequence[Report]) -> None:
 
 
 def verdict(reports: Sequence[Report]) -> str:
-    """One line: the number of findings by severity, and whether the run may start."""
+    """One line: findings by severity, and whether the run may start."""
     findings = {finding for report in reports for finding in report.findings}
     counts = [
         f"{count} {severity}{'s' if count != 1 else ''}"
@@ -47,7 +47,7 @@ def verdict(reports: Sequence[Report]) -> str:
 
 
 def as_json(reports: Sequence[Report]) -> str:
-    """The reports with all their findings, ledgers and estimates, for other programs."""
+    """The reports as JSON."""
     return json.dumps([_report_dict(report) for report in reports], indent=1, ensure_ascii=False)
 
 
@@ -83,7 +83,7 @@ def _report_dict(report: Report) -> dict[str, Any]:
 
 
 def _print_findings(out: Console, report: Report, findings: Sequence[Finding]) -> None:
-    """Each finding as a block: severity and setting, why, fix; nothing is cut, no word is broken."""
+    """Print each finding as a block: severity and setting, why, fix. Nothing is cut."""
     out.print(f"{report.name}{f' on {report.machine}' if report.machine else ''}", soft_wrap=True)
     for finding in sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.severity)):
         setting = f"{finding.key} = {finding.value}" if finding.value else finding.key
@@ -96,12 +96,11 @@ def _print_findings(out: Console, report: Report, findings: Sequence[Finding]) -
 
 
 def _block_line(out: Console, label: str, text: str, style: str) -> Text:
-    """A labelled text: wrapped below itself on a terminal, one line elsewhere, as other programs want it."""
+    """A labelled text: wrapped on a terminal, one line elsewhere."""
     head, text = f"{label:>{_LABEL}}  ", plain(text)
     if out.is_terminal:
-        wrapper = TextWrapper(
-            *(out.width, head, " " * len(head)), break_long_words=False, break_on_hyphens=False
-        )
+        indent = " " * len(head)
+        wrapper = TextWrapper(out.width, head, indent, break_long_words=False, break_on_hyphens=False)
         body = wrapper.fill(text)
     else:
         body = head + " ".join(text.split("\n"))
@@ -111,7 +110,7 @@ def _block_line(out: Console, label: str, text: str, style: str) -> Text:
 
 
 def _print_memory(out: Console, report: Report, ledger: Ledger) -> None:
-    """The ledger as a table, then what each of its rows is."""
+    """Print the ledger as a table, then explain its rows."""
     what = "each GPU" if report.machine and report.machine.gpu else "the machine"
     left = f"{ledger.margin_gib:.1f} of {ledger.capacity_gib:.1f}"
     out.print(f"memory of {what}, GiB: {left} left in the worst phase", soft_wrap=True)

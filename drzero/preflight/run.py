@@ -1,12 +1,10 @@
-"""Preflight: checks a stage in seconds, before anything is paid for, without a GPU or loading a model.
+"""Preflight: check a stage in seconds, before you pay for anything, without a GPU or a loaded model.
 
     report = preflight(compose_stage("challenger", ["hardware=8xh100", "model=qwen2.5-7b"]), "challenger")
     require(config, "challenger")      # the first call of every stage; raises PreflightFailed
 
-The stage's config is composed as the run will compose it and checked against the machine that it declares
-(the groups hardware/ and compute/), not the one this runs on. All findings are reported, not only the first;
-an override that cannot be composed is the exception, since nothing else can be checked then.
-docs/preflight.md lists the checks and the formulas.
+The config is checked against the machine it declares (hardware=, compute=), not this one. All findings are
+reported, except that a config which does not compose has only one. docs/preflight.md lists the checks.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from drzero.preflight import (
     demo_world,
     environment,
     episodes,
+    external_search,
     index_size,
     inputs,
     memory,
@@ -37,7 +36,6 @@ from drzero.preflight import (
     values,
     versions,
 )
-from drzero.preflight import external_search as outside_search
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.cost import Estimate, estimate
 from drzero.preflight.finding import Finding, PreflightFailed, Severity, error
@@ -60,28 +58,28 @@ STAGES = (
     "compare_rollouts",
 )
 STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "flow-test", "evolve")
-"""What can be preflighted, as it is typed."""
+"""The names that `drzero preflight` takes."""
 
 # Errors whose message is written for users.
 _FOR_THE_USER = (UserError, FileNotFoundError, OmegaConfBaseException)
-# What a check may raise on an invalid value, which another check reports.
+# Raised by checks for an invalid value that another check reports.
 _OF_BAD_VALUES = (TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, OmegaConfBaseException)
 
 
 @dataclass(frozen=True)
-class Check:
-    """A check, the config key for the errors it raises, and when it can run."""
+class PreflightCheck:
+    """A check, the key of errors it raises, and when it runs."""
 
     function: Callable[[CheckContext], Iterator[Finding] | None]
     key: str
     reads: str = ""
-    """The entry of `paths` below which it reads; the check is skipped if that is on another machine."""
+    """The entry of `paths` it reads below. Skipped if that is on another machine."""
     counts: bool = False
-    """Whether it computes with numbers of the config, which must then be numbers."""
+    """Whether it computes with the config's numbers. Skipped if one is invalid."""
     explains: bool = False
-    """Whether its errors can be the cause of an exception in another check."""
+    """Whether its errors can cause an exception in another check."""
     ahead: bool = True
-    """Whether it applies to a stage of a loop before the earlier stages have run."""
+    """Whether it runs for a loop's stage before earlier stages have run."""
 
 
 @dataclass
@@ -96,7 +94,7 @@ class Report:
 
     @property
     def errors(self) -> list[Finding]:
-        """The findings that prevent a start."""
+        """The errors among the findings."""
         return [finding for finding in self.findings if finding.severity is Severity.ERROR]
 
 
@@ -104,123 +102,128 @@ def _check_start(ctx: CheckContext) -> None:
     find_start(ctx.config)
 
 
-_VALUES = Check(values.check_values, "values", explains=True)
-_VERL = Check(values.check_with_verl, "veRL")  # last: it repeats what other checks say better
-_MACHINE = (
-    Check(compute.check_compute, "compute"),
-    Check(cuda.check_cuda, cuda.KEY),
-    Check(versions.check_versions, "versions"),
-    Check(environment.check_secrets, "secrets"),
-    Check(environment.check_files_visible, "paths"),
-)
-_OWN_INDEX = (
-    Check(data.check_index, "chroma.path", reads="corpus"),
-    Check(index_size.check_served_index, "chroma.path", reads="corpus"),
-)
-_OUTSIDE_SEARCH = Check(outside_search.check_outside_search, "retrieval.url")
-_SEARCH = (
-    *_OWN_INDEX,
-    Check(models.check_embedder, "retrieval.embedder"),
-    Check(environment.check_ports, "retrieval.port"),
-)
-_RUN_FOLDER = Check(environment.check_run_folder, "run.dir", reads="checkpoints")
-_HUB = Check(models.check_hub, "base_model")
-_MODELS = (Check(models.check_models, "base_model"), _HUB)
-_DEMO = Check(demo_world.check_demo_policy, "base_model", reads="corpus")
-_ENDPOINT = Check(inputs.check_endpoint, "endpoint")
-_SERVED = (
-    Check(batch.check_engines, "solver.engine"),
-    Check(server_arguments.check_server_arguments, "solver.server_args"),
-    Check(batch.check_parallel, "solver.tp_size", counts=True),
-    Check(batch.check_served_lengths, "solver.max_context_tokens", counts=True),
-    Check(memory.check_memory, "memory", counts=True),
-)
-_TRAINING = (
-    Check(batch.check_micro_batches, batch.MICRO_BATCH, counts=True, explains=True),
-    Check(batch.check_batch, "data.train_batch_size", counts=True),
-    Check(batch.check_filter, "algorithm.filter_groups"),
-    Check(batch.check_separate_async, "mode", counts=True),
-    Check(queues.check_limits, queues.LIMIT, counts=True),
-    Check(queues.check_room, queues.ROOM, counts=True),
-    Check(batch.check_lengths, "data.max_response_length", counts=True),
-    Check(ray_cluster.check_cpus, "ray_kwargs.ray_init.num_cpus", counts=True),
-    Check(ray_cluster.check_object_store, "ray_kwargs.ray_init.object_store_memory", counts=True),
-    Check(nodes.check_services_reachable, nodes.ADDRESS),
-    Check(nodes.check_cluster, nodes.ADDRESS, ahead=False),
-    Check(environment.check_imports, "imports"),
-    Check(environment.check_stacks, "watchdog", ahead=False),
-    Check(_check_start, "run.name", reads="checkpoints", ahead=False),
-)
-_ENVIRONMENT = Check(episodes.check_environment, episodes.ENV)
-_COST = Check(compute.check_cost, "compute.max_usd", counts=True)
-_CHECKS: dict[str, tuple[Check, ...]] = {
-    "challenger": (
-        *(Check(batch.check_on_policy, "mode"), *_SERVED, *_TRAINING, *_MODELS),
-        Check(data.check_challenger_data, "data.train_files", reads="corpus"),
-        *(Check(data.check_val_file, "data.val_files", reads="corpus"), _DEMO),
-        *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
-    ),
-    "solver": (
-        *(*_SERVED, *_TRAINING, *_MODELS),
-        Check(data.check_solver_data, "data.train_files", reads="checkpoints"),
-        *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
-    ),
-    "train": (
-        *(_ENVIRONMENT, *_SERVED, *_TRAINING, *_MODELS),
-        *(_RUN_FOLDER, *_MACHINE, _COST),
-    ),
-    "synthesize": (
-        *(*_SERVED, *_MODELS, _ENDPOINT, _DEMO),
-        Check(inputs.check_prompts, "data.train_files", reads="corpus"),
-        Check(data.check_challenger_data, "data.train_files", reads="corpus"),
-        Check(inputs.check_challenger, "challenger", reads="checkpoints"),
-        Check(inputs.check_gates, "gates", reads="corpus"),
-        *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
-    ),
-    "merge": (Check(inputs.check_merge_source, "source", reads="checkpoints"), _RUN_FOLDER, *_MACHINE, _COST),
-    "evaluate": (
-        *(*_SERVED, *_MODELS, _ENDPOINT),
-        Check(inputs.check_questions, "benchmarks", reads="corpus"),
-        *(*_SEARCH, _RUN_FOLDER, *_MACHINE, _COST),
-    ),
-    "prepare_data": (
-        Check(data.check_source, "chroma.path", reads="corpus"),
-        *(_HUB, Check(models.check_embedder, "retrieval.embedder"), *_MACHINE),
-        *(Check(inputs.check_corpus_source, "source"), Check(inputs.check_hops, "hop_ratio")),
-        Check(index_size.check_source_size, "source", counts=True),
-    ),
-    "preview": (
-        Check(data.check_source, "chroma.path", reads="corpus"),
-        *(*_SERVED, *_MODELS, Check(models.check_embedder, "retrieval.embedder"), _ENDPOINT),
-        *(Check(inputs.check_corpus_source, "source"), Check(inputs.check_hops, "hop_ratio")),
-        *(Check(environment.check_ports, "retrieval.port"), _RUN_FOLDER, *_MACHINE, _COST),
-    ),
-    "serve_search": (_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE),
-    **dict.fromkeys(
-        ("serve_model", "compare_rollouts"),
-        (*_SERVED, *_MODELS, Check(environment.check_ports, "solver.port"), _RUN_FOLDER, *_MACHINE),
-    ),
-    "flow_test": (
-        Check(queues.check_limits, queues.LIMIT, counts=True),
-        Check(queues.check_room, queues.ROOM, counts=True),
-        Check(ray_cluster.check_cpus, "ray_kwargs.ray_init.num_cpus", counts=True),
-        *(_RUN_FOLDER, *_MACHINE),
-    ),
+_VALUES = PreflightCheck(values.check_values, "values", explains=True)
+_VERL = PreflightCheck(values.check_with_verl, "veRL")  # last, because other checks say the same better
+_MACHINE = [
+    PreflightCheck(compute.check_compute, "compute"),
+    PreflightCheck(cuda.check_cuda, cuda.KEY),
+    PreflightCheck(versions.check_versions, "versions"),
+    PreflightCheck(environment.check_secrets, "secrets"),
+    PreflightCheck(environment.check_files_visible, "paths"),
+]
+_OWN_INDEX = [
+    PreflightCheck(data.check_index, "chroma.path", reads="corpus"),
+    PreflightCheck(index_size.check_served_index, "chroma.path", reads="corpus"),
+]
+_EXTERNAL_SEARCH = PreflightCheck(external_search.check_external_search, "retrieval.url")
+_EMBEDDER = PreflightCheck(models.check_embedder, "retrieval.embedder")
+_SEARCH_PORTS = PreflightCheck(environment.check_ports, "retrieval.port")
+_SOLVER_PORT = PreflightCheck(environment.check_ports, "solver.port")
+_SEARCH = [*_OWN_INDEX, _EMBEDDER, _SEARCH_PORTS]
+_RUN_FOLDER = PreflightCheck(environment.check_run_folder, "run.dir", reads="checkpoints")
+_HUB = PreflightCheck(models.check_hub, "base_model")
+_MODELS = [PreflightCheck(models.check_models, "base_model"), _HUB]
+_DEMO = PreflightCheck(demo_world.check_demo_policy, "base_model", reads="corpus")
+_ENDPOINT = PreflightCheck(inputs.check_endpoint, "endpoint")
+_SERVED = [
+    PreflightCheck(batch.check_engines, "solver.engine"),
+    PreflightCheck(server_arguments.check_server_arguments, "solver.server_args"),
+    PreflightCheck(batch.check_parallel, "solver.tp_size", counts=True),
+    PreflightCheck(batch.check_served_lengths, "solver.max_context_tokens", counts=True),
+    PreflightCheck(memory.check_memory, "memory", counts=True),
+]
+_QUEUES = [
+    PreflightCheck(queues.check_limits, queues.LIMIT, counts=True),
+    PreflightCheck(queues.check_room, queues.ROOM, counts=True),
+    PreflightCheck(ray_cluster.check_cpus, "ray_kwargs.ray_init.num_cpus", counts=True),
+]
+_TRAINING = [
+    PreflightCheck(batch.check_micro_batches, batch.MICRO_BATCH, counts=True, explains=True),
+    PreflightCheck(batch.check_batch, "data.train_batch_size", counts=True),
+    PreflightCheck(batch.check_filter, "algorithm.filter_groups"),
+    PreflightCheck(batch.check_separate_async, "mode", counts=True),
+    *_QUEUES,
+    PreflightCheck(batch.check_lengths, "data.max_response_length", counts=True),
+    PreflightCheck(ray_cluster.check_object_store, "ray_kwargs.ray_init.object_store_memory", counts=True),
+    PreflightCheck(nodes.check_services_reachable, nodes.ADDRESS),
+    PreflightCheck(nodes.check_cluster, nodes.ADDRESS, ahead=False),
+    PreflightCheck(environment.check_imports, "imports"),
+    PreflightCheck(environment.check_stacks, "watchdog", ahead=False),
+    PreflightCheck(_check_start, "run.name", reads="checkpoints", ahead=False),
+]
+_ENVIRONMENT = PreflightCheck(episodes.check_environment, episodes.ENV)
+_RUN = [_RUN_FOLDER, *_MACHINE, PreflightCheck(compute.check_cost, "compute.max_usd", counts=True)]
+_PROMPTS = PreflightCheck(data.check_challenger_data, "data.train_files", reads="corpus")
+_CORPUS = [
+    PreflightCheck(data.check_source, "chroma.path", reads="corpus"),
+    PreflightCheck(inputs.check_corpus_source, "source"),
+    PreflightCheck(inputs.check_hops, "hop_ratio"),
+]
+_SERVE_MODEL = [*_SERVED, *_MODELS, _SOLVER_PORT, _RUN_FOLDER, *_MACHINE]
+_EVALUATE_IN_ENVIRONMENT = [_ENVIRONMENT, *_SERVED, *_MODELS, _ENDPOINT, _SOLVER_PORT, *_RUN]
+_CHECKS: dict[str, list[PreflightCheck]] = {
+    "challenger": [
+        PreflightCheck(batch.check_on_policy, "mode"),
+        *_SERVED,
+        *_TRAINING,
+        *_MODELS,
+        _PROMPTS,
+        PreflightCheck(data.check_val_file, "data.val_files", reads="corpus"),
+        _DEMO,
+        *_SEARCH,
+        *_RUN,
+    ],
+    "solver": [
+        *_SERVED,
+        *_TRAINING,
+        *_MODELS,
+        PreflightCheck(data.check_solver_data, "data.train_files", reads="checkpoints"),
+        *_SEARCH,
+        *_RUN,
+    ],
+    "train": [_ENVIRONMENT, *_SERVED, *_TRAINING, *_MODELS, *_RUN],
+    "synthesize": [
+        *_SERVED,
+        *_MODELS,
+        _ENDPOINT,
+        _DEMO,
+        PreflightCheck(inputs.check_prompts, "data.train_files", reads="corpus"),
+        _PROMPTS,
+        PreflightCheck(inputs.check_challenger, "challenger", reads="checkpoints"),
+        PreflightCheck(inputs.check_gates, "gates", reads="corpus"),
+        *_SEARCH,
+        *_RUN,
+    ],
+    "merge": [PreflightCheck(inputs.check_merge_source, "source", reads="checkpoints"), *_RUN],
+    "evaluate": [
+        *_SERVED,
+        *_MODELS,
+        _ENDPOINT,
+        PreflightCheck(inputs.check_questions, "benchmarks", reads="corpus"),
+        *_SEARCH,
+        *_RUN,
+    ],
+    "prepare_data": [
+        *_CORPUS,
+        _HUB,
+        _EMBEDDER,
+        *_MACHINE,
+        PreflightCheck(index_size.check_source_size, "source", counts=True),
+    ],
+    "preview": [*_CORPUS, *_SERVED, *_MODELS, _EMBEDDER, _ENDPOINT, _SEARCH_PORTS, *_RUN],
+    "serve_search": [_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE],
+    "serve_model": _SERVE_MODEL,
+    "compare_rollouts": _SERVE_MODEL,
+    "flow_test": [*_QUEUES, _RUN_FOLDER, *_MACHINE],
 }
 
 
-_PLAYED_IN_EVALUATE = (
-    *(_ENVIRONMENT, *_SERVED, *_MODELS, _ENDPOINT),
-    *(Check(environment.check_ports, "solver.port"), _RUN_FOLDER, *_MACHINE, _COST),
-)
-"""Of an evaluation in an environment, in place of those of benchmarks."""
-
-
-def _checks_of(ctx: CheckContext) -> list[Check]:
-    checks = _PLAYED_IN_EVALUATE if ctx.stage == "evaluate" and ctx.plays else _CHECKS[ctx.stage]
-    checks += _SEARCH if ctx.plays and ctx.searches else ()
+def _checks_of(ctx: CheckContext) -> list[PreflightCheck]:
+    checks = _EVALUATE_IN_ENVIRONMENT if ctx.stage == "evaluate" and ctx.plays else _CHECKS[ctx.stage]
+    if ctx.plays and ctx.searches:
+        checks = [*checks, *_SEARCH]
     if ctx.searches and not ctx.serves_search:
-        checks = (*(check for check in checks if check not in _OWN_INDEX), _OUTSIDE_SEARCH)
+        checks = [*(check for check in checks if check not in _OWN_INDEX), _EXTERNAL_SEARCH]
     return sorted(checks, key=lambda check: not check.explains)
 
 
@@ -233,12 +236,11 @@ def preflight(
     asks_verl: bool = False,
     readings: Readings | None = None,
 ) -> Report:
-    """Check a stage's composed config, which stays unchanged.
+    """PreflightCheck a stage's composed config without changing it.
 
-    `starting`: the run starts on this machine if the report has no errors, so installed versions and used
-    ports count even if the declared machine could be another. `ahead`: earlier stages of a loop have not run
-    yet. `asks_verl`: veRL judges its own part as well, as at a start; its import takes longer than all else.
-    Pass the same `readings` for all stages of a loop to read each file once.
+    `starting`: the run starts here, so installed versions and used ports count. `ahead`: earlier stages of a
+    loop have not run yet. `asks_verl`: veRL checks its part too, as at a start, which takes longer than all
+    else. Stages of a loop share `readings` to read each file once.
     """
     name = stage if not ahead else str(config.run.name)
     try:
@@ -253,7 +255,7 @@ def preflight(
     ctx = CheckContext(resolved, stage, machine, starting, ahead, readings or Readings())
     found = _Collected()
     found.run(_VALUES, ctx)
-    can_count = values.can_be_reckoned_with(ctx)
+    can_count = values.has_valid_numbers(ctx)
     for check in _checks_of(ctx):
         can_see = not check.reads or ctx.sees(check.reads)
         if can_see and (can_count or not check.counts) and (check.ahead or not ahead):
@@ -268,10 +270,7 @@ def preflight(
 
 
 def require(config: DictConfig, stage: str) -> None:
-    """Check a stage that starts here: raise PreflightFailed for errors, print warnings, estimate and GPUs.
-
-    The other notes are for those who ask (`drzero preflight`).
-    """
+    """Raise PreflightFailed for errors of a stage that starts here. Print warnings and the estimate."""
     report = preflight(config, stage, starting=True)
     if report.errors:
         raise PreflightFailed(report.errors)
@@ -285,20 +284,20 @@ def require(config: DictConfig, stage: str) -> None:
 
 @dataclass
 class _Collected:
-    """The findings so far, including those that checks raise."""
+    """The findings so far, including raised ones."""
 
     findings: list[Finding] = field(default_factory=list)
     explains: bool = False
-    """Whether an invalid value was found that can be the cause of an exception in another check."""
+    """Whether an invalid value was found that can explain an exception in another check."""
 
-    def run(self, check: Check, ctx: CheckContext) -> None:
+    def run(self, check: PreflightCheck, ctx: CheckContext) -> None:
         found: list[Finding] = []
         try:
             found.extend(check.function(ctx) or ())
         except PreflightFailed as failed:
             found.extend(failed.findings)
         except _FOR_THE_USER as reason:
-            # The message of such an error contains its own advice.
+            # Such a message contains its own advice.
             message = " ".join(str(reason).split()).removeprefix(f"{check.key}: ")
             found.append(error(check.key, message, ""))
         except _OF_BAD_VALUES:
@@ -310,15 +309,12 @@ class _Collected:
 
 
 def refused_override(name: str, refused: OverrideError) -> Report:
-    """The report for a config that does not compose: nothing else can be checked."""
+    """The report for a config that does not compose."""
     return Report(name, [error(refused.key, str(refused), "", value=refused.line)])
 
 
 def unresolved(reason: OmegaConfBaseException, config: DictConfig | None = None) -> Finding:
-    """The finding for an interpolation that does not resolve, or a missing value.
-
-    With the config it is the one that others follow from, of which OmegaConf names the first that it meets.
-    """
+    """The finding for a missing value or a failing interpolation. The config shows the root cause."""
     key, value = str(getattr(reason, "full_key", None) or "config"), ""
     if config is not None and (broken := first_broken(config)):
         (key, value), reason = broken

@@ -1,7 +1,7 @@
-"""Arguments of the model servers that the user adds (`solver.server_args`, `rollout.server_args`).
+"""Checks of users' own server arguments (`solver.server_args`, `rollout.server_args`).
 
-They are judged by the pinned engine's own table (`verl_ext.server_arguments`): that there is such an
-argument, its kind and its choices. What a key of the recipe's or of veRL's sets is refused, with that key.
+An argument must exist in the pinned engine, have its kind and be one of its choices. Arguments that another
+key sets are refused with that key.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,36 +16,61 @@ from verl_ext.sglang.compat import PINNED
 _VERL = "actor_rollout_ref.rollout"
 _KWARGS = f"{_VERL}.engine_kwargs.sglang"
 SERVERS_OWN: dict[str, str | None] = {
-    **{"model_path": "solver.model_path", "dtype": "solver.dtype", "host": "solver.host"},
-    **{"port": "solver.port", "tp_size": "solver.tp_size", "dp_size": "solver.dp_size"},
-    **{"mem_fraction_static": "solver.mem_fraction_static", "context_length": "solver.max_context_tokens"},
-    **{"log_level": "log_level", "served_model_name": None, "enable_metrics": None},
-    **{"api_key": "OPENAI_API_KEY in .env", "admin_api_key": "OPENAI_API_KEY in .env"},
+    "admin_api_key": "OPENAI_API_KEY in .env",
+    "api_key": "OPENAI_API_KEY in .env",
+    "context_length": "solver.max_context_tokens",
+    "dp_size": "solver.dp_size",
+    "dtype": "solver.dtype",
+    "enable_metrics": None,
+    "host": "solver.host",
+    "log_level": "log_level",
+    "mem_fraction_static": "solver.mem_fraction_static",
+    "model_path": "solver.model_path",
+    "port": "solver.port",
+    "served_model_name": None,
+    "tp_size": "solver.tp_size",
 }
-"""Arguments of the solver's server that are the recipe's, and what sets them; None: nothing else may."""
+"""Arguments of the solver's server that the recipe sets, and the key for them; None if there is no key."""
 ROLLOUTS_OWN: dict[str, str | None] = {
-    **{"model_path": "actor_rollout_ref.model.path", "dtype": f"{_VERL}.dtype", "host": None, "port": None},
-    **{"tp_size": f"{_VERL}.tensor_model_parallel_size", "dp_size": f"{_VERL}.data_parallel_size"},
-    **{"ep_size": f"{_VERL}.expert_parallel_size", "nnodes": "machine.nodes", "node_rank": None},
-    **{"mem_fraction_static": f"{_VERL}.gpu_memory_utilization", "context_length": f"{_VERL}.max_model_len"},
-    **{"max_running_requests": f"{_VERL}.max_num_seqs", "disable_cuda_graph": f"{_VERL}.enforce_eager"},
-    **{"load_format": f"{_VERL}.load_format", "quantization": f"{_VERL}.quantization"},
-    **{"trust_remote_code": "actor_rollout_ref.model.trust_remote_code", "base_gpu_id": None},
-    **{"gpu_id_step": None, "skip_tokenizer_init": f"{_VERL}.skip_tokenizer_init"},
-    **{"enable_memory_saver": None, "enable_weights_cpu_backup": None, "api_key": None},
+    "api_key": None,
+    "base_gpu_id": None,
+    "context_length": f"{_VERL}.max_model_len",
+    "disable_cuda_graph": f"{_VERL}.enforce_eager",
+    "dp_size": f"{_VERL}.data_parallel_size",
+    "dtype": f"{_VERL}.dtype",
+    "enable_memory_saver": None,
+    "enable_weights_cpu_backup": None,
+    "ep_size": f"{_VERL}.expert_parallel_size",
+    "gpu_id_step": None,
+    "host": None,
+    "load_format": f"{_VERL}.load_format",
+    "max_running_requests": f"{_VERL}.max_num_seqs",
+    "mem_fraction_static": f"{_VERL}.gpu_memory_utilization",
+    "model_path": "actor_rollout_ref.model.path",
+    "nnodes": "machine.nodes",
+    "node_rank": None,
+    "port": None,
+    "quantization": f"{_VERL}.quantization",
+    "skip_tokenizer_init": f"{_VERL}.skip_tokenizer_init",
+    "tp_size": f"{_VERL}.tensor_model_parallel_size",
+    "trust_remote_code": "actor_rollout_ref.model.trust_remote_code",
 }
-"""Arguments of the rollout engine that veRL sets, and by what."""
+"""Arguments of the rollout engine that veRL sets, and the key for them."""
 _OF_VLLM = {
-    **{"max_model_len": "context_length", "gpu_memory_utilization": "mem_fraction_static"},
-    **{"block_size": "page_size", "enforce_eager": "disable_cuda_graph", "seed": "random_seed"},
-    **{"max_num_seqs": "max_running_requests", "tensor_parallel_size": "tp_size"},
-    **{"enable_auto_tool_choice": "tool_call_parser"},
+    "block_size": "page_size",
+    "enable_auto_tool_choice": "tool_call_parser",
+    "enforce_eager": "disable_cuda_graph",
+    "gpu_memory_utilization": "mem_fraction_static",
+    "max_model_len": "context_length",
+    "max_num_seqs": "max_running_requests",
+    "seed": "random_seed",
+    "tensor_parallel_size": "tp_size",
 }
-"""vLLM's names for the same, which guides have."""
+"""vLLM's names, which guides use."""
 
 
 def check_server_arguments(ctx: CheckContext) -> Iterator[Finding]:
-    """What is added to an engine's arguments must be among them, and of the right kind."""
+    """Added arguments must exist in the engine and have the right kind."""
     config, sglang = ctx.config, f"SGLang {PINNED}"
     if ctx.serves_model:
         given, of_sglang = config.solver.server_args, config.solver.engine == "sglang"
@@ -60,7 +85,7 @@ def check_server_arguments(ctx: CheckContext) -> Iterator[Finding]:
         yield from _judged("rollout.server_args", given, REFERENCE_ROLLOUT, "the reference engine's rollout")
         return
     yield from _judged("rollout.server_args", given, sglang_arguments(), sglang, ROLLOUTS_OWN)
-    # veRL passes them on as they are: its own keys' too, which the profile of a CPU replaces here.
+    # veRL passes these on unchanged, including its own arguments, which hardware=cpu replaces here.
     passed = rollout.engine_kwargs.get("sglang") or {}
     typed = {name: value for name, value in passed.items() if name not in given}
     yield from _judged(_KWARGS, typed, sglang_arguments(), sglang)
@@ -80,20 +105,20 @@ def _judged(
             fix = f"set {other} instead" if other else "remove it"
             yield error(place, "the run sets this argument itself", fix, value=_shown(name, value))
         elif name not in known:
-            yield error(place, *_unknown(name, known, engine), value=_shown(name, value))
+            why = f"{engine} has no such argument"
+            yield error(place, why, _meant(name, known), value=_shown(name, value))
         elif fault := known[name].fault(value):
             yield error(place, f"of {engine}, {name} {fault}", "correct the value")
 
 
-def _unknown(name: str, known: Mapping[str, Argument], engine: str) -> tuple[str, str]:
-    near = _OF_VLLM.get(name) if _OF_VLLM.get(name) in known else None
-    near = near or next(iter(nearest(name.replace("-", "_"), known)), None)
+def _meant(name: str, known: Mapping[str, Argument]) -> str:
     if len(known) < 10:
-        return f"{engine} has no such argument", f"choose among {', '.join(known)}, or remove it"
-    meant = f"write {near}" if near else "remove it"
-    return f"{engine} has no such argument", f"{meant}; verl_ext/sglang/server_arguments.yaml lists them"
+        return f"choose among {', '.join(known)}, or remove it"
+    near = [_OF_VLLM[name]] if name in _OF_VLLM else nearest(name.replace("-", "_"), known)
+    meant = f"write {near[0]}" if near else "remove it"
+    return f"{meant}; verl_ext/sglang/server_arguments.yaml lists them"
 
 
 def _shown(name: str, value: Any) -> str:
-    """A value for the table of findings; of what may be secret, that it is set."""
+    """A value for the table of findings, hidden if it may be secret."""
     return "set" if "key" in name or "password" in name else str(value)

@@ -1,7 +1,7 @@
-"""What an SGLang engine takes of a GPU outside of its share, from the source of 0.5.12 and veRL 0.9.1.
+"""GPU memory that an SGLang engine takes outside its share, from the source of 0.5.12 and veRL 0.9.1.
 
-Nothing of this has been measured here; each figure has its source or its arithmetic. `bench.sglang_memory`
-compares what is captured, and the share's contents, with SGLang's own functions.
+Estimated, not measured. Each figure names its source. `bench.sglang_memory` compares them with SGLang's own
+functions.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from drzero.preflight.model_shape import ModelShape
 GIB = 2**30
 MIB = 2**20
 CONTEXT_GIB = 0.6
-"""CUDA context of a process with its kernels loaded; about half a GiB is usual on an H100."""
+"""CUDA context of a process with its kernels. About half a GiB is usual on an H100."""
 WORKSPACE_GIB = 0.5
 """flashinfer's workspace for Qwen2 and Qwen3, 384 MiB for others (flashinfer_backend.py:164-173)."""
 GRAPH_MIB, PIECEWISE_MIB = 2, 8
@@ -25,10 +25,10 @@ _LARGEST = (16384, 512, 512)
 
 @dataclass(frozen=True)
 class Captured:
-    """What an engine captures as CUDA graphs by default."""
+    """CUDA graphs that an engine captures by default."""
 
     prefill_tokens: int
-    """A prefill is cut into pieces of so many tokens, and has piecewise graphs of up to as many."""
+    """Tokens of the longest piece of a prefill, and of its piecewise graphs."""
     batch: int
     """The largest batch of a decoding graph."""
 
@@ -42,14 +42,14 @@ class Captured:
 
 
 def captured(gpu_gib: float, tp: int) -> Captured:
-    """What an engine over `tp` GPUs of this size captures."""
+    """The graphs of an engine over `tp` GPUs of this size."""
     sizes = next((sizes for below, *sizes in _CAPTURES if gpu_gib < below), _LARGEST)
     tokens, narrow, wide = sizes
     return Captured(tokens, narrow if tp < 4 else wide)
 
 
 def kept_gib(shape: ModelShape, gpu_gib: float, tp: int) -> float:
-    """What an engine keeps while it sleeps: veRL releases weights and KV cache alone (sglang_rollout.py:302).
+    """GiB that a sleeping engine keeps: veRL frees only weights and KV cache (sglang_rollout.py:302).
 
     Context, communication (tp / 8 GiB, server_args.py:1552), workspace, graphs, and the one pool of all
     graphs, which holds the longest prefill's activations: residual, normalised input, attention's and the
@@ -63,7 +63,7 @@ def kept_gib(shape: ModelShape, gpu_gib: float, tp: int) -> float:
 
 
 def outside_gib(shape: ModelShape, gpu_gib: float, tp: int) -> float:
-    """What an engine takes next to its share while it works: what it keeps, and sampling.
+    """GiB that a working engine takes next to its share: `kept_gib`, and sampling.
 
     Sampling holds three numbers in float32 for each row and word: logits, probabilities and log-probs
     (layers/sampler.py:150-180).

@@ -1,4 +1,4 @@
-"""The tokenizers of a run's models: loads them, and checks that they can render our conversations."""
+"""Load the tokenizers of a run's models, and check that they can render our conversations."""
 
 import json
 from pathlib import Path
@@ -17,12 +17,12 @@ from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
 
 
 def load_tokenizer(path: str, key: str) -> Any:
-    """The tokenizer of the model that `key` names; PreflightFailed for neither a folder nor a hub id."""
+    """A model's tokenizer. Raises PreflightFailed, at `key`, if there is no such model."""
     is_folder = Path(path).is_absolute() or Path(path).is_dir()
     fault = reason = None if is_folder else hub_fault()
     if fault is None or model_config(path) is not None:
         try:
-            if not is_folder and fault is None:  # a refusal is clear here, and takes one request
+            if not is_folder and fault is None:  # one request, and a clear refusal
                 get_hf_file_metadata(hf_hub_url(path, "config.json"))
             return _tokenizer_class(path).from_pretrained(path, local_files_only=is_folder or bool(fault))
         except (OSError, ValueError, httpx.HTTPError) as error:
@@ -35,16 +35,12 @@ def load_tokenizer(path: str, key: str) -> Any:
 
 
 def _tokenizer_class(path: str) -> Any:
-    """AutoTokenizer, or at once the generic class that it would choose for a folder of ours.
-
-    Importing either is slow, so neither is imported at the top of a module; AutoTokenizer imports torch's
-    compiler as well, which takes twice as long.
-    """
+    """AutoTokenizer, or the generic class it would choose, which imports twice as fast."""
     try:
         saved = json.loads((Path(path) / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         saved = None
-    if not isinstance(saved, dict):  # AutoTokenizer says what is wrong
+    if not isinstance(saved, dict):  # AutoTokenizer reports it
         saved = {}
     if saved.get("tokenizer_class") == "TokenizersBackend" and "auto_map" not in saved:
         from transformers import TokenizersBackend
@@ -56,10 +52,10 @@ def _tokenizer_class(path: str) -> Any:
 
 
 def load_chat_tokenizer(path: str, key: str) -> Any:
-    """The tokenizer of a model that can hold our conversations; `key` is the model's key.
+    """The tokenizer of a model that can hold our conversations. Raises PreflightFailed, at `key`, if not.
 
-    The model must use ChatML, and its chat template must render tools, calls in the Hermes form, and tool
-    responses without changing earlier turns. Raises PreflightFailed for another.
+    It must use ChatML, and its template must render tools, Hermes calls, and tool responses without changing
+    earlier turns.
     """
     tokenizer = load_tokenizer(path, key)
     messages = [{"role": role, "content": "text"} for role in ("system", "user")]
@@ -83,10 +79,7 @@ def load_chat_tokenizer(path: str, key: str) -> Any:
 
 
 def _writes_our_calls(tokenizer: Any) -> bool:
-    """Whether a search call that the template renders is one to our parser: the model knows that form.
-
-    A template that leaves calls out says nothing against it: ours are never rendered.
-    """
+    """Whether our parser reads the call that the template renders. A template may also render none."""
     function = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": ["town"]}}
     calls = [{"id": "0", "type": "function", "function": function}]
     call = {"role": "assistant", "content": "", "tool_calls": calls}
@@ -97,8 +90,7 @@ def _writes_our_calls(tokenizer: Any) -> bool:
 def token_drift(tokenizer: Any) -> int:
     """How many tokens of a conversation with two searches change when its text is tokenised again.
 
-    0 for a tokenizer whose turns concatenate exactly. Training never re-tokenises; a server or tool that gets
-    the text would otherwise see another conversation than was trained on.
+    Training never re-tokenises, but a server that gets text would see another conversation.
     """
     ids = render_prompt_ids(tokenizer, [{"role": "user", "content": "Who came?"}], [SEARCH_TOOL_SCHEMA])
     for query in ("town", "river Ø 3"):

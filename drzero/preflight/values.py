@@ -1,7 +1,6 @@
-"""Values of veRL's keys: ranges and names that it checks late or nowhere, then its own dataclasses.
+"""Checks of veRL's values: ranges and names that veRL checks late or never, then its own dataclasses.
 
-Our own keys were checked when the config composed (`drzero.recipe.settings`); here is what depends on
-several.
+Our keys were checked when the config composed. Here are rules over several of them.
 """
 
 import contextlib
@@ -20,26 +19,25 @@ from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error
 from drzero.recipe.indices import places_of
 from drzero.recipe.overrides import key_of
-from drzero.recipe.settings.key import FLOATS, Key, Limits, is_plain
+from drzero.recipe.settings.key import FLOATS, Key, KeyLimits, is_plain
 from search.errors import StoreError
 
 
 def _rule(name: str, kind: Any, **limits: Any) -> Key:
-    return Key(name, kind, None, Limits("", **limits))
+    return Key(name, kind, None, KeyLimits("", **limits))
 
 
 _ACTOR, _ROLLOUT, _MODEL, _REF = (
     f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref")
 )
 _DATACLASSES = ("actor_rollout_ref", "algorithm")
-"""The nodes that veRL makes into dataclasses in the stages that train."""
+"""The nodes that veRL turns into dataclasses."""
 PRECISIONS = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
-"""As veRL's PrecisionType reads them."""
-LOGGERS = (
-    *("wandb", "mlflow", "swanlab", "vemlp_wandb", "tensorboard", "console", "clearml", "trackio", "file"),
-    "rl_insight",
+"""The names of veRL's PrecisionType."""
+LOGGERS = tuple(
+    "clearml console file mlflow rl_insight swanlab tensorboard trackio vemlp_wandb wandb".split()  # noqa: SIM905
 )
-"""As veRL's Tracking supports them."""
+"""The loggers of veRL's Tracking."""
 NUMBERS = (
     _rule("trainer.total_training_steps", int, low=1),
     _rule("data.train_batch_size", int, low=1),
@@ -48,17 +46,17 @@ NUMBERS = (
     _rule(f"{_ROLLOUT}.gpu_memory_utilization", float, above=0, high=1),
     _rule(f"{_ACTOR}.ppo_mini_batch_size", int, low=1),
     _rule(f"{_ACTOR}.ppo_epochs", int, low=1),
-    # Adam moves every weight by about this much a step, and weights are of the order of 0.02.
+    # Adam moves every weight by about this much per step, and weights are around 0.02.
     _rule(f"{_ACTOR}.optim.lr", float, above=0, high=0.1),
     _rule(f"{_MODEL}.lora_rank", int, low=0),
     _rule("trainer.test_freq", int, low=-1),
-    # Limits of what runs at once: with 0 nothing ever would.
+    # With 0 nothing would ever run.
     _rule(f"{_ROLLOUT}.max_num_seqs", int, low=1),
     _rule(f"{_ROLLOUT}.agent.num_workers", int, low=1),
     _rule("reward.num_workers", int, low=1),
     _rule("transfer_queue.backend.SimpleStorage.num_data_storage_units", int, low=1),
 )
-"""veRL's keys that checks of a training stage compute with."""
+"""veRL's keys that training checks compute with."""
 RULES = (
     *NUMBERS,
     _rule("trainer.save_freq", int, low=-1),
@@ -74,16 +72,16 @@ RULES = (
         for name in ("dtype", "model_dtype", *(f"mixed_precision.{of}_dtype" for of in ("param", "reduce")))
     ),
 )
-"""All of veRL's keys whose range or names are checked here."""
+"""All of veRL's keys that are checked here."""
 
 
-def can_be_reckoned_with(ctx: CheckContext) -> bool:
-    """Whether every number is one and in its range: Python multiplies text as well, into gigabytes of it."""
+def has_valid_numbers(ctx: CheckContext) -> bool:
+    """Whether NUMBERS are numbers in range. Python would multiply text too, into gigabytes."""
     return not ctx.trains or not any(rule.fault(OmegaConf.select(ctx.config, rule.name)) for rule in NUMBERS)
 
 
 def check_values(ctx: CheckContext) -> Iterator[Finding]:
-    """Every value in RULES must be of its kind and in its range, chunks have room, data be one file each."""
+    """Values must follow RULES, chunks must fit, and data must be one file each."""
     config = ctx.config
     if ctx.stage in ("prepare_data", "preview"):
         from search.indexing.chunking import Chunking, ChunkingError
@@ -95,7 +93,7 @@ def check_values(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.stage == "prepare_data" and config.indexing.embed_only:
         yield from _embedding_alone(config)
     for key in ("data.train_files", "data.val_files"):
-        # veRL would read several files as one; our checks and manifests know the one they were given.
+        # veRL would read several, but our checks and manifests expect one.
         if OmegaConf.is_list(OmegaConf.select(config, key)):
             yield error(key, "is a list, and one parquet file is read", "write them into one file first")
     if not ctx.trains:
@@ -122,18 +120,18 @@ def _judge(rule: Key, value: Any) -> Iterator[Finding]:
 
 
 def _kinds(config: DictConfig) -> Iterator[Finding]:
-    """Values that are not of the kind that veRL's own dataclass declares; it does not check them itself."""
+    """Values must have the type that veRL's dataclass declares, which veRL does not check."""
     ruled = {rule.name for rule in RULES}
     for place, node, cls in _dataclass_nodes(config):
         for name, hint in get_type_hints(cls).items():
             key, value = f"{place}.{name}", node.get(name)
-            # null has a meaning of its own in many places, whatever the declared type.
+            # null often has a meaning, whatever the declared type.
             if value is not None and key not in ruled and is_plain(hint):
                 yield from _judge(_rule(key, hint), value)
 
 
 def _dataclass_nodes(config: DictConfig) -> Iterator[tuple[str, DictConfig, type]]:
-    """The nodes below `_DATACLASSES` with their classes, inner ones first."""
+    """The dataclass nodes below `_DATACLASSES` with their classes, inner ones first."""
 
     def below(node: DictConfig, place: str) -> Iterator[tuple[str, DictConfig, type]]:
         for name, inner in node.items():
@@ -147,13 +145,13 @@ def _dataclass_nodes(config: DictConfig) -> Iterator[tuple[str, DictConfig, type
 
 
 def concerns_verl(overrides: Sequence[str]) -> bool:
-    """Whether an override changes what `check_with_verl` judges; the recipes as shipped are in order."""
+    """Whether an override changes something that `check_with_verl` checks."""
     keys = {key_of(override) for override in overrides} - {rule.name for rule in RULES}
     return any(key.partition(".")[0] in _DATACLASSES for key in keys)
 
 
 def check_with_verl(ctx: CheckContext) -> Iterator[Finding]:
-    """What veRL itself refuses in a config without other errors: kinds, names, dataclasses, the whole."""
+    """veRL itself must accept a config without other errors."""
     from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -168,12 +166,10 @@ def check_with_verl(ctx: CheckContext) -> Iterator[Finding]:
         yield from _judge(_rule(key, str, choices=tuple(known)), OmegaConf.select(config, key))
     place = ""
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # it prints that all is well
+        with contextlib.redirect_stdout(io.StringIO()):  # it prints success
             for place, node, _ in _dataclass_nodes(config):
-                if place not in (
-                    _MODEL,
-                    _REF,
-                ):  # one loads a tokenizer, of the other veRL takes keys out first
+                # The model loads a tokenizer, and veRL removes keys of the reference policy first.
+                if place not in (_MODEL, _REF):
                     omega_conf_to_dataclass(node)
             place = "actor_rollout_ref"
             validate_config(config, need_reference_policy(config), use_critic=False)
@@ -182,7 +178,7 @@ def check_with_verl(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _reason(refused: BaseException) -> str:
-    """An exception's message; of an assertion without one, the line that asserts."""
+    """An exception's message, or the line of an assertion without one."""
     cause = refused.__cause__ if isinstance(refused, HydraException) and refused.__cause__ else refused
     message = " ".join(str(cause).split())
     return message or str(traceback.extract_tb(cause.__traceback__)[-1].line)

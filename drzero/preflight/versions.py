@@ -1,7 +1,4 @@
-"""Versions that are known to work together (drzero/ops/versions.py), and which of them a run needs.
-
-For a run on another machine, the versions installed here are irrelevant: a note then lists the table.
-"""
+"""Checks of installed versions. For a run on another machine, a note lists the ones it needs."""
 
 from collections.abc import Iterator
 from importlib import metadata
@@ -16,12 +13,12 @@ from verl_ext.sglang.compat import refusal
 from verl_ext.sglang.cpu import refusal_on_cpu
 
 _ON_GPU = {name: pinned(name, gpu=True) for name in ("verl", "torch", "sglang", "transformers", "flash-attn")}
-"""Versions that are pinned together for SGLang."""
+"""Versions pinned together for SGLang."""
 _SOURCE = (
     "constraints-gpu.txt: veRL's own GPU pins; SGLang pins transformers 5.6.0, which veRL refuses: override "
     "that pin"
 )
-# What the pinned veRL declares.
+# Declared by the pinned veRL.
 _VERL_WANTS = {
     "transformers": SpecifierSet(">=5.5.3,!=5.6.0,<5.11"),
     "tensordict": SpecifierSet(">=0.8,!=0.9.0,<=0.10"),
@@ -30,7 +27,7 @@ _VERL = pinned("verl")
 
 
 def installed(package: str) -> str | None:
-    """The installed version of a package here."""
+    """A package's installed version, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -38,7 +35,7 @@ def installed(package: str) -> str | None:
 
 
 def check_versions(ctx: CheckContext) -> Iterator[Finding]:
-    """The installed versions must be those that the stage's engines support."""
+    """Installed versions must be ones that the stage's engines support."""
     config = ctx.config
     rollout_key = "actor_rollout_ref.rollout.name"
     engines = {rollout_key: config.actor_rollout_ref.rollout.name} if ctx.trains else {}
@@ -68,7 +65,7 @@ def check_versions(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _attention(ctx: CheckContext) -> Iterator[Finding]:
-    """flash-attn must be installed if the actor computes with it, which is veRL's default."""
+    """flash-attn must be installed if the actor uses it, as veRL does by default."""
     model = ctx.config.actor_rollout_ref.model
     chosen = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     if chosen != "flash_attention_2":
@@ -81,7 +78,7 @@ def _attention(ctx: CheckContext) -> Iterator[Finding]:
     if version is None:
         yield error(
             key,
-            "the actor computes with flash-attn, which is not installed",
+            "the actor uses flash-attn, which is not installed",
             f"install a prebuilt wheel of flash-attn {wanted} for this torch, CUDA and Python (building it "
             f"takes hours), or set +{key}=sdpa",
             value=chosen,
@@ -92,7 +89,7 @@ def _attention(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _sglang(key: str) -> Iterator[Finding]:
-    """SGLang must be installed, of the pinned version; `key` asks for it."""
+    """SGLang must be installed in the pinned version. `key` asked for it."""
     if installed("sglang") is None:
         why = "this profile needs SGLang, which is not installed (see 'GPUs' in the README)"
         yield error(key, why, f"install sglang=={_ON_GPU['sglang']}, or use hardware=cpu")
@@ -104,8 +101,8 @@ def _sglang(key: str) -> Iterator[Finding]:
         if found is None or Version(found).base_version != wanted:
             yield warning(
                 package,
-                f"{package} {found} is not in the table of combinations that work ({_SOURCE}): SGLang's "
-                "internals move from version to version",
+                f"{package} {found} is not a tested combination ({_SOURCE}): SGLang's internals change "
+                "between versions",
                 f"install {package}=={wanted}",
                 value=found,
             )

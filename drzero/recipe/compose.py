@@ -1,16 +1,16 @@
-"""One composed config per stage: what is checked, what the child process gets, what is kept with the run.
+"""One composed config per stage: preflight checks it, the child process runs it, the run's folder keeps it.
 
     config = compose_stage("challenger", ["hardware=cpu", "trainer.total_training_steps=2", "+trainer.foo=1"])
 
-Hydra composes once, in this process; the trainer reads the resolved file (`--config-name resolved`) and never
-composes again, so that what was checked is what runs.
+Hydra composes once, in this process. The trainer reads the resolved file (`--config-name resolved`) and never
+composes again.
 """
 
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,53 +36,104 @@ WITH_ENVIRONMENT = ("train", "evaluate", "agent_bench")
 RESOLVED = "resolved"
 """Name of the resolved config in a run's folder."""
 CPUS_A_GPU = 3
-"""Ray's CPUs that veRL 0.9.1 reserves with each GPU that trains, on the GPU's own node."""
+"""Ray CPUs that veRL 0.9.1 reserves with each training GPU, on the GPU's node."""
+ATTEMPTS_A_REWARD_WORKER = 160
+"""A worker takes about 20 ms to render and parse an attempt of four turns, and a step waits for all."""
 
 
 def fast_cpu_dtype(engine: str) -> str:
-    """bfloat16 where the processor multiplies it (about 1.7 times as fast there), else float32.
+    """bfloat16 if the processor multiplies it natively (about 1.7 times as fast), else float32.
 
-    Always float32 for SGLang, whose attention of one new token takes seven times as long in bfloat16. Read
-    from the kernel's list: torch would take a second and a half to import for it.
+    Always float32 for SGLang, whose attention of one new token takes seven times as long in bfloat16. Reads
+    the kernel's list, because importing torch would take a second and a half.
     """
     if engine == "sglang":
         return "float32"
     flags = re.findall(r"^(?:flags|Features)\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     has = set(" ".join(flags[:1]).split())
-    # What oneDNN asks for: AVX-512 with these three on x86, bf16 on Arm.
+    # oneDNN wants AVX-512 with these three on x86, bf16 on Arm.
     return "bfloat16" if {"avx512bw", "avx512vl", "avx512dq"} <= has or "bf16" in has else "float32"
 
 
-def solver_export(checkpoints: str, iteration: int, base_model: str) -> str:
-    """The solver's weights after an iteration: its merged export, the base model after none."""
+def solver_after(checkpoints: str, iteration: int, base_model: str) -> str:
+    """The solver's export after an iteration, or the base model before the first."""
     return f"{checkpoints}/solver_iter{iteration}_hf" if iteration > 0 else base_model
 
 
-def challenger_run(checkpoints: str, iteration: int) -> str | None:
-    """The run folder of an iteration's challenger; None for iteration 0."""
-    return f"{checkpoints}/challenger_iter{iteration}" if iteration > 0 else None
+def evaluated_model(environment: str | None, checkpoints: str, iteration: int, base_model: str) -> str:
+    """The model to evaluate: the loop's solver after an iteration, or the base model in an environment."""
+    return base_model if environment else solver_after(checkpoints, iteration, base_model)
+
+
+def run_name(stage: str, environment: str | None, iteration: int | None = None) -> str:
+    """A run's name, by environment (`verifiers:gsm8k` becomes `verifiers-gsm8k`) or else by iteration."""
+    if environment is None and iteration is not None:
+        return f"{stage}_iter{iteration}"
+    return f"{stage}_{re.sub(r'[^A-Za-z0-9_.-]', '-', environment or 'nothing')}"
 
 
 def verl_config() -> str:
-    """Where veRL's own config files are. Named as a package, Hydra would import it: two seconds a command."""
+    """veRL's config folder. Hydra would import veRL to find it by package, two seconds a command."""
     found = find_spec("verl")
     if found is None or found.origin is None:
         raise ModuleNotFoundError("veRL, whose config files are needed, is not installed: run make setup")
     return f"file://{Path(found.origin).parent / 'trainer' / 'config'}"
 
 
+def retrieval_url(retrieval: DictConfig) -> str:
+    """The retrieval service of a run: the one at `retrieval.url`, or its own."""
+    return str(retrieval.url or f"http://{retrieval.host}:{retrieval.port}").rstrip("/")
+
+
+def _reward_workers(questions: object, attempts: int) -> int:
+    # A batch that is no number is refused for its own key.
+    return -(-questions * attempts // ATTEMPTS_A_REWARD_WORKER) if isinstance(questions, int) else 1
+
+
 def joins_cluster(config: DictConfig) -> bool:
-    """Whether a training connects to a Ray that runs already, instead of starting one of its own."""
-    return config.machine.ray_address is not None or config.machine.nodes > 1
+    """Whether a training joins a running Ray cluster instead of starting a local Ray."""
+    return _joins(config.machine.nodes, config.machine.ray_address)
+
+
+def _joins(nodes: int, ray_address: str | None) -> bool:
+    return ray_address is not None or nodes > 1
+
+
+_RESOLVERS: dict[str, Callable[..., Any]] = {
+    "add": lambda *numbers: sum(numbers),
+    "mul": lambda a, b: a * b,
+    "share": lambda whole, parts: -(-whole // max(parts, 1)),
+    # Engines of `each` GPUs on a machine. At least one, which preflight then refuses.
+    "copies": lambda gpus, each: max(1, gpus // max(1, each)),
+    "cores": lambda: len(os.sched_getaffinity(0)),
+    "fast_cpu_dtype": fast_cpu_dtype,
+    # Precision of rollouts, as hardware/ sets it.
+    "rollout_dtype": lambda device: "float32" if device == "cpu" else "bfloat16",
+    "prompts_file": prompts_file,
+    "previous_solver": lambda checkpoints, iteration, base: solver_after(checkpoints, iteration - 1, base),
+    "previous_challenger": lambda checkpoints, iteration: (
+        f"{checkpoints}/challenger_iter{iteration - 1}" if iteration > 1 else None
+    ),
+    "evaluated_model": evaluated_model,
+    "run_name": run_name,
+    "retrieval_url": retrieval_url,
+    "reward_workers": _reward_workers,
+    # A size for a local Ray; null if the run joins a cluster, which has its sizes already.
+    "local_ray": lambda size, nodes, address: None if _joins(nodes, address) else size,
+    # 1 if other machines must reach Ray's servers, else 0: they then listen on 127.0.0.1.
+    "ray_beyond_loopback": lambda address: int(address is not None and not is_loopback(address)),
+    "verl_config": verl_config,
+}
+for _name, _resolver in _RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _resolver, replace=True)
 
 
 def cpus_reserved(config: DictConfig) -> int:
-    """The CPUs that Ray must count on all nodes, or veRL 0.9.1 waits for ever for its placement group.
+    """The CPUs that Ray must count on all nodes, or veRL 0.9.1 waits forever for its placement group.
 
-    They are logical: Ray binds no process to any. Reserved are CPUS_A_GPU for each GPU that trains
-    (ResourcePoolManager), 2 for each that only samples (RolloutReplica), 1 for the transfer queue's
-    controller and for each of its storage units; 4 are left, because every other actor and task needs one to
-    be placed.
+    They are logical. Each training GPU reserves CPUS_A_GPU (ResourcePoolManager) and each sampling GPU 2
+    (RolloutReplica), the transfer queue's controller and each of its storage units 1. Four are left over,
+    because every other actor and task needs one to be placed.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
@@ -90,109 +141,33 @@ def cpus_reserved(config: DictConfig) -> int:
     return training + 2 * rollout.nnodes * rollout.n_gpus_per_node + 1 + units + 4
 
 
-def own_ray(value: Any, *, _root_: DictConfig) -> Any:
-    """`value` for a Ray of the run's own; null for one that it joins, which takes no sizes from who joins."""
-    return None if joins_cluster(_root_) else value
-
-
-def ray_beyond_loopback(*, _root_: DictConfig) -> int:
-    """1 where Ray's own servers must be reached from other machines, else 0: they listen on 127.0.0.1."""
-    address = _root_.machine.ray_address
-    return int(address is not None and not is_loopback(address))
-
-
-def reward_workers(questions: Any, attempts: int) -> int:
-    """The processes that render and parse a step's solver attempts: one for 160 of them.
-
-    An attempt of four turns takes one about 20 ms, so a single one would spend half a minute of its core on
-    the 256 × 5 attempts of the published step, and every answer would wait for it.
-    """
-    # A batch that is no number is an error of its own key's.
-    return -(-questions * attempts // 160) if isinstance(questions, int) else 1
-
-
-def copies(gpus: int, each: int) -> int:
-    """How many engines of `each` GPUs a machine holds; at least one, which preflight then refuses."""
-    return max(1, gpus // max(1, each))
-
-
-def rollout_dtype(device: str) -> str:
-    """The numbers that rollouts are sampled with, as hardware/ sets them: the actor's."""
-    return "float32" if device == "cpu" else "bfloat16"
-
-
-def plain_name(name: str | None) -> str:
-    """An environment's name as part of a run's name: `verifiers:gsm8k` is `verifiers-gsm8k`."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", name or "nothing")
-
-
-def evaluation_name(environment: str | None, iteration: int) -> str:
-    """The name of an evaluation: of a loop's solver by iteration, or in an environment."""
-    return f"evaluate_{plain_name(environment)}" if environment else f"evaluate_iter{iteration}"
-
-
-def evaluated_model(environment: str | None, checkpoints: str, iteration: int, base_model: str) -> str:
-    """The model of an evaluation: a loop's solver after an iteration; in an environment the base model."""
-    return base_model if environment else solver_export(checkpoints, iteration, base_model)
-
-
-def retrieval_url(retrieval: DictConfig) -> str:
-    """Where a run's searches go, from the settings `retrieval`: the service at `url`, else the run's own."""
-    return str(retrieval.url or f"http://{retrieval.host}:{retrieval.port}").rstrip("/")
-
-
-# For the config files: arithmetic, what this machine has, and where iterations leave things.
-OmegaConf.register_new_resolver("add", lambda *numbers: sum(numbers), replace=True)
-OmegaConf.register_new_resolver("mul", lambda a, b: a * b, replace=True)
-OmegaConf.register_new_resolver("copies", copies, replace=True)
-OmegaConf.register_new_resolver("prompts_file", prompts_file, replace=True)
-OmegaConf.register_new_resolver("solver_export", solver_export, replace=True)
-OmegaConf.register_new_resolver("challenger_run", challenger_run, replace=True)
-OmegaConf.register_new_resolver("evaluation_name", evaluation_name, replace=True)
-OmegaConf.register_new_resolver("evaluated_model", evaluated_model, replace=True)
-OmegaConf.register_new_resolver("rollout_dtype", rollout_dtype, replace=True)
-OmegaConf.register_new_resolver("plain_name", plain_name, replace=True)
-OmegaConf.register_new_resolver("verl_config", verl_config, replace=True)
-OmegaConf.register_new_resolver("fast_cpu_dtype", fast_cpu_dtype, replace=True)
-OmegaConf.register_new_resolver("share", lambda whole, parts: -(-whole // max(parts, 1)), replace=True)
-OmegaConf.register_new_resolver("retrieval_url", retrieval_url, replace=True)
-OmegaConf.register_new_resolver("reward_workers", reward_workers, replace=True)
-OmegaConf.register_new_resolver("ray_cpus", lambda *, _root_: cpus_reserved(_root_), replace=True)
-OmegaConf.register_new_resolver(
-    "ray_address", lambda *, _root_: _root_.machine.ray_address or "local", replace=True
-)
-OmegaConf.register_new_resolver("own_ray", own_ray, replace=True)
-OmegaConf.register_new_resolver("ray_beyond_loopback", ray_beyond_loopback, replace=True)
-OmegaConf.register_new_resolver("cores", lambda: len(os.sched_getaffinity(0)), replace=True)
-
-
 def detect_hardware() -> str:
-    """The hardware profile of this machine: 8xh100 from 8 GPUs on, single_gpu from 1 on, else cpu."""
+    """This machine's hardware profile: 8xh100 from 8 GPUs, single_gpu from 1, else cpu."""
     gpus = gpus_here()
     return "8xh100" if gpus >= 8 else "single_gpu" if gpus else "cpu"
 
 
 def fitting_hardware(overrides: Sequence[str]) -> str:
-    """The hardware profile that a declared machine is made for (`compute=…`), else this machine's."""
+    """The hardware profile of the declared machine (`compute=…`), else of this one."""
     declared = [override.partition("=")[2] for override in overrides if override.startswith("compute=")]
     path = CONFIG_DIR / "compute" / f"{declared[-1] if declared else 'local'}.yaml"
-    # An unknown option is refused, with the nearest one, when the overrides are checked.
+    # check_overrides refuses an unknown option.
     hardware = OmegaConf.load(path).compute.get("hardware") if path.is_file() else None
     return hardware or detect_hardware()
 
 
 def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose `config/{stage}.yaml` with overrides in Hydra's grammar; paths come out absolute.
+    """Compose `config/{stage}.yaml` with overrides in Hydra's grammar, and make its paths absolute.
 
-    `hardware=` is picked by `compute=`, or by what the machine has, unless an override sets it. Raises
-    OverrideError for an override that cannot work, and for a value of ours that is not allowed.
+    Without a `hardware=` override, `compute=` or this machine decides. Raises OverrideError for an override
+    that cannot work, or for one of our values that is not allowed.
     """
     overrides = with_environment(stage, overrides)
     if not any(override.startswith("hardware=") for override in overrides):
         overrides.insert(0, f"hardware={fitting_hardware(overrides)}")
     schema = schema_of(stage)
     if ignored := [override for override in overrides if schema.ignores(key_of(override))]:
-        # A stage without veRL takes no part in these; a stage with it says whether they exist.
+        # Only a stage with veRL can say whether these exist.
         groups = [o for o in overrides if o.startswith(("hardware=", "model=", "compute=", "env="))]
         check_overrides([*groups, *ignored], CONFIG_DIR, "challenger", schema_of("challenger"))
     config = check_overrides(overrides, CONFIG_DIR, stage, schema)
@@ -203,7 +178,7 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
         config.run.dir = os.path.abspath(config.run.dir)
         if "actor_rollout_ref" in config:
             rollout = config.actor_rollout_ref.rollout
-            # veRL has them by engine; they win over those that the recipe sets.
+            # Users' arguments win over the recipe's.
             rollout.engine_kwargs = OmegaConf.merge(
                 rollout.engine_kwargs, {rollout.name: config.rollout.server_args}
             )
@@ -211,7 +186,7 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _refuse_own_service(config: DictConfig, stage: str, overrides: Sequence[str]) -> None:
-    """Refuse what can only be meant for a retrieval service of the run's own next to `retrieval.url`."""
+    """Refuse settings of a local retrieval service next to `retrieval.url`."""
     if (url := OmegaConf.select(config, "retrieval.url")) is None:
         return
     if stage == "serve_search":
@@ -232,10 +207,9 @@ def _refuse_own_service(config: DictConfig, stage: str, overrides: Sequence[str]
 
 
 def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
-    """`env=NAME` of an environment as the group `environment` and its name; other overrides stay.
+    """Replace `env=NAME` of an environment by the group `environment` and its name.
 
-    The options of the group `env` are corpora to search; every other name is an environment's, which may be
-    the user's own and so has no file.
+    The options of the group `env` are corpora. Every other name is an environment, which needs no file.
     """
     if stage not in WITH_ENVIRONMENT:
         return list(overrides)
@@ -253,7 +227,7 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
 
 
 def compose_plain(name: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose `config/{name}.yaml` as Hydra does; no value is checked or filled in."""
+    """Compose `config/{name}.yaml` without checking or filling in any value."""
     schema = schema_of(name)
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
         config = compose(name, overrides=for_stage(overrides, schema))
@@ -263,12 +237,22 @@ def compose_plain(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def resolve(config: DictConfig) -> DictConfig:
-    """The same config without interpolations; raises OmegaConf's error for a key that has no value."""
-    return DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
+    """The same config without interpolations, with Ray's address and CPUs filled in where they are null.
+
+    Raises OmegaConf's error for an interpolation that fails.
+    """
+    resolved = DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
+    if "ray_kwargs" in resolved:
+        ray = resolved.ray_kwargs.ray_init
+        # "local" starts a Ray of the run's own, even if RAY_ADDRESS is set.
+        ray.address = ray.address or resolved.machine.ray_address or "local"
+        if ray.num_cpus is None and not joins_cluster(resolved):
+            ray.num_cpus = cpus_reserved(resolved)
+    return resolved
 
 
 def first_broken(config: DictConfig) -> tuple[tuple[str, str], OmegaConfBaseException] | None:
-    """An interpolation that fails although whatever it names resolves: its key and text, and why it fails."""
+    """The key, text and error of an interpolation that fails although all keys it names resolve."""
     failing: dict[str, tuple[str, OmegaConfBaseException]] = {}
     for key, text in leaf_values("", OmegaConf.to_container(config, resolve=False)):
         if isinstance(text, str) and "${" in text:
@@ -283,10 +267,9 @@ def first_broken(config: DictConfig) -> tuple[tuple[str, str], OmegaConfBaseExce
 
 
 def write_resolved(config: DictConfig) -> Path:
-    """Write the config into the run's folder, below the command and the versions that it ran with.
+    """Write the config into the run's folder with the command and versions, and return its path.
 
-    For a trainer also `search_tool` and `agent_loops`, because veRL takes tools and agent loops from paths.
-    Returns its path.
+    A trainer also gets `search_tool` and `agent_loops` as files, because veRL reads those from paths.
     """
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -297,9 +280,9 @@ def write_resolved(config: DictConfig) -> Path:
 
 
 def write_as_run(config: DictConfig, folder: Path) -> Path:
-    """Write a config into a folder, below the command and the versions of the run; returns its path."""
+    """Write a config into a folder with the run's command and versions, and return its path."""
     path = folder / f"{RESOLVED}.yaml"
-    # As comments: the file is read as a config, in which several characters would end a line.
+    # `plain`, because several characters would end a YAML comment.
     command = plain(shlex.join(sys.argv)).replace("\n", "\\n")
     versions = ", ".join(f"{name} {version}" for name, version in installed_versions().items())
     head = f"# command: {command}\n# versions: {versions}\n"
@@ -308,16 +291,16 @@ def write_as_run(config: DictConfig, folder: Path) -> Path:
 
 
 def process_env(config: DictConfig) -> dict[str, str]:
-    """The environment that the hardware profile and the log level ask for."""
+    """Environment variables of the hardware profile and the log level."""
     level = str(config.log_level).upper()
     levels = {"DRZERO_LOG_LEVEL": level, "VERL_LOGGING_LEVEL": level, "TQ_LOGGING_LEVEL": level}
-    # Only at DEBUG: with the variable set, Ray prints a line about it in every process.
+    # Only at DEBUG, because Ray prints a line about it in every process.
     ray = {"RAY_BACKEND_LOG_LEVEL": "debug"} if level == "DEBUG" else {}
     return levels | ray | {name: str(value) for name, value in config.process_env.items()}
 
 
 def verl_env(config: DictConfig) -> dict[str, str]:
-    """`process_env` and what every process that imports veRL needs."""
+    """`process_env` plus variables for processes that import veRL."""
     return {
         "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin",
         # veRL warns in every process of engines that are not installed.

@@ -1,9 +1,9 @@
-"""The environment that a config names: its taskset, its rows, and one of its episodes without a model.
+"""The environment that a config names: its taskset, its rows, and an episode without a model.
 
     taskset = load_taskset(config)
     rows = rows_of(taskset, "eval", config.num_examples, config.data.seed)
 
-Whatever an environment's own code does wrong is an EnvironmentUnusable of one line.
+An error in an environment's own code becomes a one-line EnvironmentUnusable.
 """
 
 import asyncio
@@ -22,12 +22,11 @@ from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 from verl_ext.method.chat import turn_end_id
 
 ROWS_PATIENCE = 10
-"""How much longer than any other call a taskset may take for its rows: it may read them from a file."""
+"""Rows may take this many times longer than other calls, because they may come from a file."""
 
 
 def load_taskset(config: DictConfig) -> Taskset:
-    """The taskset that `environment` names; raises EnvironmentUnusable, with those there are for an unknown
-    one."""
+    """The taskset that `environment` names. Raises EnvironmentUnusable with the known names."""
     environment, folder = config.environment, config.paths.environments
     if not environment.name:
         known = ", ".join(names(folder))
@@ -38,7 +37,7 @@ def load_taskset(config: DictConfig) -> Taskset:
 
 
 def rows_of(taskset: Taskset, split: Split, n: int | None, seed: int) -> list[Row]:
-    """The rows of a split, at least one; raises EnvironmentUnusable if there are none or they are no rows."""
+    """The rows of a split, at least one. Raises EnvironmentUnusable."""
     what, limit = f"{taskset.name}: Taskset.rows({split!r})", ROWS_PATIENCE * taskset.timeout_s
     try:
         rows = asyncio.run(guarded(what, taskset.rows, split, n, seed, timeout_s=limit))
@@ -63,7 +62,7 @@ def rows_of(taskset: Taskset, split: Split, n: int | None, seed: int) -> list[Ro
 
 
 def limits_of(config: DictConfig) -> EpisodeLimits:
-    """What an episode may take, as a run's config has it."""
+    """An episode's limits, from a run's config."""
     return EpisodeLimits(
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
@@ -75,7 +74,7 @@ def limits_of(config: DictConfig) -> EpisodeLimits:
 
 @dataclass
 class _Silent:
-    """In place of a model: every turn is one that says nothing."""
+    """Stands in for a model and says nothing in every turn."""
 
     tokenizer: Any
 
@@ -85,14 +84,11 @@ class _Silent:
 
 
 def play_silent(taskset: Taskset, row: Row, tokenizer: Any, limits: EpisodeLimits) -> Played:
-    """An episode with a model that says nothing: what an environment does wrong shows without a model."""
+    """Play an episode with silence, which shows an environment's faults without a model."""
     return asyncio.run(play_row(taskset, row, _Silent(tokenizer), limits))[-1]
 
 
 def opening_tokens(taskset: Taskset, row: Row, tokenizer: Any) -> int:
-    """How many tokens the first messages of a row's episode are: with room for none, it ends there.
-
-    Of an environment that makes its ids itself they are not known before it is played.
-    """
+    """Tokens of the first messages of a row's episode, unless the environment makes its ids itself."""
     limits = EpisodeLimits(prompt_tokens=0, response_tokens=1, tokens_per_turn=1)
     return len(play_silent(taskset, row, tokenizer, limits).prompt_ids)

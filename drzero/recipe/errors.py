@@ -1,7 +1,7 @@
-"""The error that checks of the pipeline raise: one class, below every room that raises it."""
+"""The error that checks raise, in the lowest room that needs it."""
 
 from drzero.ops.errors import UserError
 
 
 class CheckError(UserError):
-    """A fault that would have ended the run later, found before the run began."""
+    """A fault found before the run, which would have ended it later."""

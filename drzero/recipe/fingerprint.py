@@ -1,9 +1,10 @@
-"""Fingerprints of a stage's inputs: equal content gives equal fingerprints, any change a different one.
+"""Fingerprints of a stage's inputs. Equal content gives equal fingerprints.
 
-A file or folder is identified by its content, whatever its path and time; a hub model by its id and the
-revision in the local cache; an index by the documents and the embedder it was built from; a checkpoint by the
-first and last MiB of its files, instead of hundreds of gigabytes. Nothing here uses the network, but to ask
-the server of an index.
+- A file or folder goes by its content, whatever its path and time.
+- A hub model goes by its id and cached revision, an index by its documents and embedder.
+- A checkpoint goes by the first and last MiB of its files.
+
+Only an index server is asked over the network.
 """
 
 import hashlib
@@ -23,10 +24,7 @@ _EDGE_BYTES = 2**20
 
 
 def fingerprint(path: Path) -> str:
-    """sha256 (hex) of a file's content, or of the names and contents of all files below a folder.
-
-    Raises FileNotFoundError if `path` does not exist.
-    """
+    """sha256 (hex) of a file, or of all names and contents below a folder. Raises FileNotFoundError."""
     if not path.is_dir():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -36,10 +34,9 @@ def fingerprint(path: Path) -> str:
 
 
 def fingerprint_checkpoint(folder: Path) -> str:
-    """sha256 (hex) of the names, sizes, first and last MiB of all files below a checkpoint's folder.
+    """sha256 (hex) of names, sizes, first and last MiB of all files of a checkpoint.
 
-    Reading whole shards may take minutes, and is not necessary: `torch.save` writes a zip archive, which ends
-    with the checksums of all tensors in it.
+    That is enough, because `torch.save` writes a zip archive that ends with checksums of its tensors.
     """
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -53,24 +50,21 @@ def fingerprint_checkpoint(folder: Path) -> str:
 
 
 def fingerprint_model(model: str) -> str:
-    """Fingerprint of a model folder, or of a hub id: `id@revision`, or the id alone if it is not cached.
-
-    Raises FileNotFoundError for a path that does not exist.
-    """
+    """A model folder's fingerprint, or a hub id with its cached revision. Raises FileNotFoundError."""
     if Path(model).exists():
         return fingerprint(Path(model))
     try:
         config = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:  # the path of a missing folder is not a hub id
+    except HFValidationError:  # a missing folder's path
         raise FileNotFoundError(f"there is no model at {model}") from None
     # …/snapshots/REVISION/config.json
     return f"{model}@{Path(config).parent.name}" if isinstance(config, str) else model
 
 
 def fingerprint_index(config: DictConfig) -> str:
-    """Fingerprint of the index that a stage searches, at `retrieval.url` or where the config has it.
+    """The fingerprint of a stage's index, alike at `retrieval.url` and in its own place.
 
-    The same index has the same one in both places. Raises StoreError or ServiceUnusable.
+    Raises StoreError or ServiceUnusable.
     """
     if config.retrieval.url is not None:
         return ask_index(config.retrieval.url.rstrip("/")).fingerprint
@@ -78,11 +72,10 @@ def fingerprint_index(config: DictConfig) -> str:
 
 
 def fingerprint_collection(index: Index) -> str:
-    """Fingerprint of a collection: the documents' hash and the embedding weights' revision.
+    """A collection's fingerprint: the documents' hash and the embedder's revision.
 
-    The same documents have the same fingerprint in a Chroma folder, on a Chroma server and in FAISS. A FAISS
-    index of another tool goes by its files' sizes and edges (`FaissFiles.edges`). Raises StoreError if there
-    is no index that can be served.
+    It is the same in a Chroma folder, on a Chroma server and in FAISS. A FAISS index of another tool goes by
+    its files' sizes and edges (`FaissFiles.edges`). Raises StoreError for an unusable index.
     """
     with closing(index.open()) as store:
         return f"{store.info.version}@{store.info.revision}"

@@ -1,8 +1,8 @@
-"""The index that a config names: a collection in a Chroma, its shards, or a FAISS index with its corpus.
+"""The index that a config names: a Chroma collection, its shards, or a FAISS index with its corpus.
 
     with closing(index_of(config).open()) as store: ...
 
-FAISS is loaded where it is used: a run with Chroma has no use for it.
+FAISS is imported only where it is used.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def places_of(config: DictConfig) -> list[ChromaPlace]:
-    """The folders or addresses that chroma.path names; raises StoreError for what cannot be meant."""
+    """The folders or addresses of chroma.path. Raises StoreError for other values."""
     path, quota = config.chroma.path, config.chroma.quota
     paths = path if isinstance(path, (list, ListConfig)) else [path]
     allowed = Quota(quota.page, quota.reads)
@@ -29,7 +29,7 @@ def places_of(config: DictConfig) -> list[ChromaPlace]:
 
 
 def index_of(config: DictConfig) -> Index:
-    """The index of a resolved config, not yet opened; raises StoreError for places that cannot be meant."""
+    """The index of a resolved config, not yet opened. Raises StoreError for a bad chroma.path."""
     chroma = config.chroma
     if config.index == "chroma":
         return chroma_index(places_of(config), chroma.collection, chroma.shards)
@@ -41,7 +41,7 @@ def index_of(config: DictConfig) -> Index:
 
 
 def target_of(config: DictConfig) -> "Collection | FaissFolder | Shards":
-    """The index that a resolved config has built; raises StoreError for what is no Chroma's address."""
+    """The index that a resolved config builds. Raises StoreError for a bad chroma.path."""
     chroma, indexing = config.chroma, config.indexing
     if config.index == "chroma":
         return chroma_target(places_of(config), chroma.collection, chroma.shards, indexing.writers)

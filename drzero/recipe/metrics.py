@@ -9,7 +9,7 @@ from drzero.ops.text import is_number
 Steps = dict[int, dict[str, float]]
 
 ALARMS = "drzero/collapse/alarms"
-"""Only steps that end a whole window of steps have it."""
+"""Only the last step of a whole window has it."""
 
 _CHALLENGER_COLUMNS = {
     "reward": "drzero/reward/score",
@@ -48,13 +48,13 @@ COLUMNS = {
     "grpo": _SOLVER_COLUMNS | _COMMON_COLUMNS,
     "environment": _ENVIRONMENT_COLUMNS | _COMMON_COLUMNS,
 }
-"""The figures shown of a step, by method: in the summary's table and on the live view."""
+"""The columns of the summary's table and the live view, by method."""
 PARTS = "drzero/reward/part/"
-"""Before the name of a part of an environment's reward."""
+"""The prefix for parts of an environment's reward."""
 
 
 def columns_of(method: str, steps: Steps) -> dict[str, str]:
-    """The figures shown of the steps of a run: an environment's reward comes with its own parts."""
+    """The columns for a run's steps, with the parts of an environment's reward."""
     columns = dict(COLUMNS[method])
     if method != "environment":
         return columns
@@ -64,7 +64,7 @@ def columns_of(method: str, steps: Steps) -> dict[str, str]:
 
 
 def metrics_path(folder: Path) -> Path:
-    """A new metrics file for this start of the run: veRL truncates an existing one."""
+    """A new metrics file for this start. veRL would truncate an existing one."""
     metrics = folder / "metrics"
     metrics.mkdir(parents=True, exist_ok=True)
     return metrics / f"attempt_{len(list(metrics.glob('attempt_*.jsonl'))) + 1:03d}.jsonl"
@@ -91,8 +91,7 @@ class MetricsTail:
 def read_metrics(folder: Path) -> Steps:
     """Metrics by step over all starts of a run. Of a repeated step, the last repetition counts.
 
-    A validation at the start of a run has a line of its own, which is merged into its step (0 for the start
-    model).
+    A validation at the start of a run is merged into its step (0 for the start model).
     """
     steps: Steps = {}
     for step, data in MetricsTail(folder).read():
@@ -106,12 +105,12 @@ def add_step(steps: Steps, step: int, data: dict[str, float]) -> None:
 
 
 def is_training(step: Mapping[str, float]) -> bool:
-    """Whether a step's metrics are of a training step, not of a validation alone."""
+    """Whether the metrics come from a training step, not only a validation."""
     return "training/global_step" in step
 
 
 def k_of_n(steps: Steps) -> dict[str, float]:
-    """How many questions k of the solver's n attempts answered right, by `k_of_n`, over all steps."""
+    """How many questions had k right answers in n attempts, by `k_of_n`, over all steps."""
     prefix = "drzero/solved/"
     keys = {key for step in steps.values() for key in step if key.startswith(prefix) and "_of_" in key}
     return {
@@ -120,9 +119,9 @@ def k_of_n(steps: Steps) -> dict[str, float]:
 
 
 def spent_tokens(folder: Path) -> int:
-    """Tokens of all training rollouts and of the solver attempts in their rewards; without validations.
+    """Tokens of training rollouts and solver attempts over all starts, without validations.
 
-    Counted over all starts, as time is: a repeated step has cost its tokens twice.
+    A repeated step counts twice, as its time does.
     """
     names = ("perf/total_num_tokens", "drzero/solver/attempt_tokens", "drzero/solver/attempt_tokens_in")
     return int(sum(data.get(name, 0) for _, data in MetricsTail(folder).read() for name in names))

@@ -2,19 +2,16 @@
 
     config = check_overrides(["retrieval.topk=5"], CONFIG_DIR, "evaluate", schema_of("evaluate"))
 
-Hydra alone lets mistakes through that surface only after the services are up: a `+key` under a node that
-veRL turns into a dataclass (`unexpected keyword argument` in a worker), a plain value that replaces a whole
-node (`trainer=async`), a number out of its range; and it advises `+key` even for a misspelt key. Here each
-refusal names the key, the value, and what was probably meant. No override adds a key of ours
-(`drzero.recipe.settings`).
-
-Overrides are applied one after the other, as Hydra does: a later one may use a key that an earlier one added.
-What is not checked here (packages of groups, types of veRL's keys) is left to Hydra's own composition.
+Hydra composes once, with the group choices. The other overrides are then checked and applied one by one, in
+order, as Hydra would. Hydra alone would accept mistakes that only show once services are up, such as a
+`+key` below a node that veRL turns into a dataclass, or `trainer=async` in place of a whole node. A refusal
+here names the key, the value, and the nearest name that exists.
 """
 
 import dataclasses
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import SequenceMatcher
@@ -37,66 +34,46 @@ from omegaconf.errors import InterpolationValidationError, OmegaConfBaseExceptio
 
 from drzero.ops.errors import UserError
 from drzero.ops.text import nearest, suggest
-from drzero.recipe.settings import register as _registered  # noqa: F401, config/ composes with its defaults
 from drzero.recipe.settings import verl
 from drzero.recipe.settings.register import register
 from drzero.recipe.settings.schema import Schema, all_keys
 
 register()
 
-# Keys of older releases, veRL's and our own, and of guides to them: old key -> (today's key, why).
-# Nearest-name search would miss these.
-RENAMED: dict[str, tuple[str, str]] = {
-    **{
-        f"{place}.micro_batch_size_per_gpu": (
-            f"{place}.ppo_micro_batch_size_per_gpu",
-            f"veRL names the {place.rpartition('.')[2]}'s batch sizes after the update they belong to",
-        )
-        for place in ("actor_rollout_ref.actor", "critic")
-    },
-    **{
-        f"{place}.micro_batch_size_per_gpu": (
-            f"{place}.log_prob_micro_batch_size_per_gpu",
-            "outside the update, micro-batches are those of the log-prob computation",
-        )
-        for place in ("actor_rollout_ref.rollout", "actor_rollout_ref.ref")
-    },
-    "actor_rollout_ref.rollout.multi_turn.max_turns": (
-        "actor_rollout_ref.rollout.multi_turn.max_assistant_turns",
-        "veRL caps assistant turns and user turns apart",
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+RENAMED = {
+    f"{_ACTOR}.micro_batch_size_per_gpu": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+    "critic.micro_batch_size_per_gpu": "critic.ppo_micro_batch_size_per_gpu",
+    f"{_ROLLOUT}.micro_batch_size_per_gpu": f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.micro_batch_size_per_gpu": (
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"
     ),
-    "actor_rollout_ref.rollout.tp": (
-        "actor_rollout_ref.rollout.tensor_model_parallel_size",
-        "engines call it tp, veRL spells it out",
-    ),
-    "flow.patience_s": ("watchdog.floor_s", "phases and queues share one set of limits"),
-    "flow.cold_start_s": ("watchdog.cold_start_s", "phases and queues share one set of limits"),
-    "flow.tell_every_s": ("flow.log_every_s", "it is how often a line is logged"),
+    f"{_ROLLOUT}.multi_turn.max_turns": f"{_ROLLOUT}.multi_turn.max_assistant_turns",
+    f"{_ROLLOUT}.tp": f"{_ROLLOUT}.tensor_model_parallel_size",
+    "flow.patience_s": "watchdog.floor_s",
+    "flow.cold_start_s": "watchdog.cold_start_s",
+    "flow.tell_every_s": "flow.log_every_s",
 }
+"""Keys of older releases and of guides to them, which are refused. Nearest-name search would miss these."""
 
 PLAIN_MODEL = "qwen2.5-3b"
-"""An option of model/ that sets nothing but base_model; models without an option stand on it."""
+"""An option of model/ that sets only base_model. Models without an option build on it."""
 
-# Mappings whose keys are not ours: an entry is typed without a sign, whether it is new or not.
-_TAKING_NEW_KEYS = (
-    "solver.server_args.",
-    "rollout.server_args.",
-    "solver.server_args={",
-    "rollout.server_args={",
-)
+# Users may add entries to these mappings without a sign.
+_OPEN_MAPPINGS = ("solver.server_args", "rollout.server_args")
 Tree = dict[str, Any]
 _ABSENT: Any = object()
-# What composition raises for a bad override; the plain ones where Hydra foresaw none (~list.0).
-_HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError)
-# Read by Hydra's instantiation itself, so no field of the class is needed.
+# What Hydra and OmegaConf raise for a bad override. The plain ones come where Hydra foresaw none (~list.0).
+_HYDRA_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, AttributeError)
+# Read by Hydra's instantiation itself, so the class needs no such field.
 _INSTANTIATE_KEYS = {"_target_", "_convert_", "_recursive_", "_partial_", "_args_"}
 
 
 class OverrideError(UserError, ValueError):
-    """An override that cannot do what it says; the message names it and what was probably meant."""
+    """An override that cannot work. The message names it and the nearest name that exists."""
 
     line = ""
-    """The override as typed; empty where it is all of them together that cannot be composed."""
+    """The override as typed; empty if no single one is to blame."""
 
     @property
     def key(self) -> str:
@@ -104,7 +81,7 @@ class OverrideError(UserError, ValueError):
         return key_of(self.line) or "overrides"
 
     def of(self, line: str | None) -> "OverrideError":
-        """This error, of an override as typed."""
+        """This error, blamed on an override as typed."""
         self.line = self.line or line or ""
         return self
 
@@ -112,14 +89,14 @@ class OverrideError(UserError, ValueError):
 def check_overrides(
     overrides: list[str], config_dir: Path, config_name: str, schema: Schema | None = None
 ) -> DictConfig:
-    """Check `overrides` against the config `config_name` of `config_dir`; returns it composed with them.
+    """Compose `config_name` of `config_dir` with `overrides`, checking each.
 
-    `schema` has the keys that are ours; without one, all keys are taken as veRL's. Raises OverrideError for
-    the first override that cannot work, or value of ours that is not allowed.
+    `schema` has our keys; without it, all keys count as veRL's. Raises OverrideError for the first override
+    that cannot work, or for one of our values that is not allowed.
     """
     overrides = for_stage(overrides, schema)
     if schema is not None:
-        overrides = [_as_text(override, schema) for override in overrides]
+        overrides = [_quoted(override, schema) for override in overrides]
     parsed = []
     for text in overrides:
         with _blaming(text):
@@ -127,29 +104,39 @@ def check_overrides(
     with initialize_config_dir(str(config_dir.resolve()), version_base=None):
         groups = _Groups(config_dir, config_name, [o for o in overrides if o.startswith("hydra.")])
         values = [o for o in parsed if not groups.selects(o)]
-        tree = groups.compose([o for o in parsed if o not in values])
+        config = groups.compose([o for o in parsed if o not in values])
         if schema is not None:
-            schema.prune(tree)
+            with open_dict(config):
+                schema.prune(config)
         for override in values:
             if not override.key_or_group.startswith("hydra."):
                 with _blaming(override.input_line):
-                    _check_value(override, tree, groups, schema)
-                _apply(override, tree)
-        try:
-            config = compose(config_name, overrides=overrides)
-        except _HYDRA_ERRORS as error:
-            raise _refused_by_hydra(overrides, error) from None
+                    _check_value(override, _plain(config), groups, schema)
+                    _apply(override, config)
     if schema is not None:
-        with open_dict(config):
-            schema.prune(config)
         check_settings(config, schema)
     return config
 
 
-def _as_text(override: str, schema: Schema) -> str:
-    """The same override, its value quoted for Hydra where it is a text of ours that Hydra's grammar refuses.
+def _apply(override: Override, config: DictConfig) -> None:
+    """Apply one override as Hydra does."""
+    key, is_new = override.key_or_group, override.is_add() or override.is_force_add()
+    try:
+        if override.is_delete():
+            parent, _, name = key.rpartition(".")
+            node = OmegaConf.select(config, parent) if parent else config
+            with open_dict(config):
+                del node[int(name) if OmegaConf.is_list(node) else name]
+        else:
+            OmegaConf.update(config, key, override.value(), merge=True, force_add=is_new)
+    except _HYDRA_ERRORS as error:
+        raise _refused_by_hydra([override.input_line or ""], error) from None
 
-    So a path may have spaces, commas, parentheses and quotes; one that begins with `~` is the home folder's.
+
+def _quoted(override: str, schema: Schema) -> str:
+    """The override, its value quoted if Hydra's grammar would refuse it as one of our texts.
+
+    So a path may have spaces, commas, parentheses and quotes. A leading `~` is the home folder.
     """
     name, _, value = override.partition("=")
     key = schema.keys.get(name)
@@ -164,11 +151,12 @@ def _as_text(override: str, schema: Schema) -> str:
 
 
 def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
-    """The overrides that concern a stage, those of veRL's keys that take their value from ours set to ours.
+    """The overrides that concern a stage, with old names and veRL's names replaced by ours.
 
-    Overrides of veRL's part are left out where a stage has none: a loop or a launch gives them to all stages.
+    A loop or a launch gives the same overrides to all stages, so a stage without veRL skips veRL's keys.
     """
     overrides = [quote_in_list(word) for override in overrides for word in _model_by_name(override)]
+    overrides = [_by_new_name(override) for override in overrides]
     if schema is None or schema.stage == "evolve":
         return overrides
     kept = []
@@ -176,17 +164,31 @@ def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
         ours = verl.ALIASES.get(key_of(override))
         if ours and not override.startswith("~"):
             override = f"{ours}={override.partition('=')[2]}"
-        if override.startswith(_TAKING_NEW_KEYS):
+        if override.startswith(tuple(f"{name}{sign}" for name in _OPEN_MAPPINGS for sign in (".", "={"))):
             override = f"++{override}"
         if not schema.ignores(key_of(override)):
             kept.append(override)
     return kept
 
 
+def _by_new_name(override: str) -> str:
+    """The override, by the new name of a key that was renamed in this release."""
+    old = key_of(override)
+    if old not in verl.OLD_KEYS:
+        return override
+    _say_once(f"drzero: {old} is now {verl.OLD_KEYS[old]}. The old name works for this release only.")
+    return override.replace(old, verl.OLD_KEYS[old], 1)
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
 def _model_by_name(override: str) -> list[str]:
     """`model=OWNER/NAME` or `model=FOLDER` as overrides that the group takes: its option and `base_model`.
 
-    A hub id with an option of its own is that option. A name without a slash is left to the group.
+    A hub id that has an option becomes that option. A name without a slash is left to the group.
     """
     key, _, value = override.partition("=")
     name = value.strip("'\"")
@@ -194,7 +196,7 @@ def _model_by_name(override: str) -> list[str]:
         return [override]
     is_hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+", name) and not name.startswith(("./", "../"))
     if not is_hub_id or Path(name).is_dir():
-        # Processes of a run have folders of their own.
+        # A run's processes work in other folders.
         name = os.path.abspath(os.path.expanduser(name))
     option = _options_by_model().get(name)
     quoted = name.replace("'", "\\'")
@@ -203,16 +205,16 @@ def _model_by_name(override: str) -> list[str]:
 
 @cache
 def _options_by_model() -> dict[str, str]:
-    """The options of the group model/ by what they set as base_model."""
+    """The options of the group model/ by their base_model."""
     files = sorted((Path(__file__).resolve().parents[2] / "config" / "model").glob("*.yaml"))
     return {yaml.safe_load(file.read_text(encoding="utf-8"))["base_model"]: file.stem for file in files}
 
 
 def quote_in_list(override: str) -> str:
-    """The override with quotes around what Hydra's grammar would stumble over in a plain list of paths.
+    """The override, with quotes where Hydra's grammar would stumble over a plain list of paths.
 
-    `benchmarks=[exam=my/q.csv,~/b (1).jsonl]` is `benchmarks=["exam=my/q.csv","~/b (1).jsonl"]`. A list with
-    quoted parts stays as it is.
+    `benchmarks=[exam=my/q.csv,~/b (1).jsonl]` becomes `benchmarks=["exam=my/q.csv","~/b (1).jsonl"]`. A list
+    with quoted parts stays as it is.
     """
     key, _, value = override.partition("=")
     if not (value.startswith("[") and value.endswith("]")) or set(value[1:-1]) & set("[]{}\\$"):
@@ -230,14 +232,14 @@ def quote_in_list(override: str) -> str:
 
 
 def key_of(override: str) -> str:
-    """The key or group that an override is about, without signs."""
+    """The key or group of an override, without signs."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def check_settings(config: DictConfig, schema: Schema) -> None:
-    """Check every value of ours in a composed config, whatever file, group or interpolation set it.
+    """Check every value of ours in a composed config, wherever it was set.
 
-    Raises OverrideError. A value that cannot be resolved, or has none yet, is left to those who read it.
+    Raises OverrideError. Values that are missing or cannot be resolved are left to their readers.
     """
     for name, key in schema.keys.items():
         try:
@@ -245,7 +247,7 @@ def check_settings(config: DictConfig, schema: Schema) -> None:
         except InterpolationValidationError as error:
             refused = OverrideError(f"{name} is not {key.allowed}: {_first_paragraph(error)}")
             raise refused.of(f"{name}=") from None
-        # Arithmetic on text raises what Python raises.
+        # Arithmetic on text raises Python's own errors.
         except (OmegaConfBaseException, TypeError, ValueError):
             continue
         parent, _, last = name.rpartition(".")
@@ -258,7 +260,7 @@ def check_settings(config: DictConfig, schema: Schema) -> None:
 
 @contextmanager
 def _blaming(line: str | None) -> Iterator[None]:
-    """An OverrideError of the body learns which override it is about."""
+    """Blame an OverrideError of the body on this override."""
     try:
         yield
     except OverrideError as refused:
@@ -270,7 +272,7 @@ def _parse(text: str) -> Override:
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:
-        # Where the parser stopped: a character that no token begins with, or a token out of place.
+        # The parser stopped at a character that begins no token, or at a token out of place.
         cause: Any = error.__cause__
         token = getattr(cause, "offendingToken", None)
         start = getattr(cause, "startIndex", getattr(token, "start", None))
@@ -312,16 +314,16 @@ class _Groups:
         self._roots = set(self._list("", ObjectType.GROUP))
 
     def names(self) -> list[str]:
-        """All top-level groups that can be chosen."""
+        """All top-level groups that users can choose from."""
         return sorted(self._roots - {"settings"})
 
     def options(self, group: str) -> list[str]:
-        """What `group` can be set to: the recipe's own files if it has any, else veRL's."""
+        """The options of `group`: the recipe's own files if it has any, else veRL's."""
         own = sorted(path.stem for path in (self._dir / group).glob("*.yaml"))
         return own or self._list(group, ObjectType.CONFIG)
 
     def selects(self, override: Override) -> bool:
-        """Whether Hydra takes `override` as the choice of a group's option rather than as a value."""
+        """Whether Hydra takes `override` as a group choice rather than a value."""
         group = override.key_or_group
         if override.package is not None:
             return True
@@ -330,8 +332,8 @@ class _Groups:
             return False
         return bool(self._list(group, ObjectType.CONFIG) or self._list(group, ObjectType.GROUP))
 
-    def compose(self, choices: list[Override]) -> Tree:
-        """Compose the config with group choices alone; the caller may change it."""
+    def compose(self, choices: list[Override]) -> DictConfig:
+        """Compose the config with group choices alone. The caller may change it."""
         for choice in choices:
             value = choice.value()
             names = value if isinstance(value, list) else [value]
@@ -342,18 +344,16 @@ class _Groups:
                 ).of(choice.input_line)
         lines = [choice.input_line or "" for choice in choices]
         try:
-            return _plain(_compose_choices(self._dir, self._config_name, *self._context, *lines))
+            return _compose_choices(self._dir, self._config_name, *self._context, *lines).copy()
         except MissingConfigException as error:
             group, slash, option = (error.missing_cfg_file or "").partition("/")
             if not lines or not slash:
                 raise
             options = self.options(group)
-            near = suggest(nearest(option, options, n=3))
-            other = ""
-            if group == "model":
-                other = ". Any other model is named by its hub id or folder: model=OWNER/NAME, model=./FOLDER"
+            other = ". Any other model is named by its hub id or folder: model=OWNER/NAME, model=./FOLDER"
             raise OverrideError(
-                f"config group {group!r} has no option {option!r}{near}. Options: {', '.join(options)}{other}"
+                f"config group {group!r} has no option {option!r}{suggest(nearest(option, options, n=3))}. "
+                f"Options: {', '.join(options)}{other if group == 'model' else ''}"
             ).of(f"{group}={option}") from None
         except _HYDRA_ERRORS as error:
             if not (lines or self._context):  # the config itself is broken
@@ -366,7 +366,7 @@ class _Groups:
 
 @cache
 def _compose_choices(config_dir: Path, config_name: str, *overrides: str) -> DictConfig:
-    """Compose, inside an `initialize_config_dir`; once, since a loop's stages differ in values alone."""
+    """Compose, inside an `initialize_config_dir`. Cached, because a loop's stages differ in values alone."""
     return compose(config_name, overrides=list(overrides))
 
 
@@ -380,29 +380,26 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
             raise OverrideError(f"{line!r}: {key!r} cannot be deleted; set it to another value")
         return
     if found is _ABSENT and key in RENAMED:
-        successor, reason = RENAMED[key]
-        raise OverrideError(
-            f"{line!r}: {key!r} is now {successor!r} ({reason}). "
-            f"Write {successor}={override.get_value_element_as_str()}"
-        )
+        new = f"{RENAMED[key]}={override.get_value_element_as_str()}"
+        raise OverrideError(f"{line!r}: {key!r} is now {RENAMED[key]!r}. Write {new}")
     if schema is not None:
-        _check_setting(override, config, groups, schema)
+        _check_setting(override, groups, schema)
     paths = [key]
     if isinstance(found, dict) or found is _ABSENT:
         paths = [path for path, _ in leaf_values(key, override.value())]
     for path in paths:
         if schema is not None and (ours := verl.ALIASES.get(path)):
             raise OverrideError(f"{line!r}: {path!r} takes its value from {ours!r}: write {ours}=VALUE")
-    new = [path for path in paths if _find(config, path) is _ABSENT]
-    if override.is_add() and not new:
+    new_paths = [path for path in paths if _find(config, path) is _ABSENT]
+    if override.is_add() and not new_paths:
         raise OverrideError(f"{line!r}: {key!r} exists already. To set it, write {str(line)[1:]}")
     if override.is_add() or override.is_force_add():
-        for path in new:
+        for path in new_paths:
             _check_field(override, path, config)
-    elif new:
+    elif new_paths:
         raise OverrideError(
-            f"{line!r}: there is no key {new[0]!r}{_nearest(new[0], config, groups.names())}"
-            + (f" To add a new key on purpose, write +{line}" if _is_named_in_verl(new[0]) else "")
+            f"{line!r}: there is no key {new_paths[0]!r}{_nearest(new_paths[0], config, groups.names())}"
+            + (f" To add a new key on purpose, write +{line}" if _is_named_in_verl(new_paths[0]) else "")
         )
     if isinstance(found, dict):
         _check_mapping(override, found, groups)
@@ -413,9 +410,9 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
 
 
 def _kind_missed(old: Any, new: Any) -> str | None:
-    """The kind of a default of veRL's that a value is not of; None if it is, or may be.
+    """The kind of a veRL default that a new value does not have; None if it has, or may have.
 
-    null switches many parts off, a text may stand for any, and a whole number for a share.
+    null switches many parts off, a text may stand for anything, and a whole number for a share.
     """
     if old is _ABSENT or new is None or isinstance(old, str | dict | None):
         return None
@@ -429,7 +426,7 @@ def _kind_missed(old: Any, new: Any) -> str | None:
 
 @cache
 def _is_named_in_verl(key: str) -> bool:
-    """Whether veRL's source has the name at all: a new key that it has not is read by nobody."""
+    """Whether veRL's source has the name at all. A new key of another name would be read by nobody."""
     spec = find_spec("verl")
     assert spec is not None and spec.origin is not None
     name = key.rpartition(".")[2].encode()
@@ -437,8 +434,8 @@ def _is_named_in_verl(key: str) -> bool:
     return any(name in source and re.search(rb"\b%s\b" % re.escape(name), source) for source in sources)
 
 
-def _check_setting(override: Override, config: Tree, groups: _Groups, schema: Schema) -> None:
-    """Refuse a key that would be new where all keys are ours, and a value of ours that is not allowed."""
+def _check_setting(override: Override, groups: _Groups, schema: Schema) -> None:
+    """Refuse a new key where only our keys are allowed, and a value of ours that is not allowed."""
     key, line, value = override.key_or_group, override.input_line, override.value()
     if schema.is_group(key) and value is None:
         raise OverrideError(f"{line!r}: {key!r} is a group of settings, and cannot be null")
@@ -450,7 +447,7 @@ def _check_setting(override: Override, config: Tree, groups: _Groups, schema: Sc
 
 
 def _nearest_of_ours(key: str, schema: Schema, groups: _Groups) -> str:
-    """Say which stages have an unknown key, else which of our keys it may mean, else which its group has."""
+    """Which stages have an unknown key, else which key of ours is nearest, else the keys of its group."""
     if others := next((having for known, having in all_keys() if known.name == key), ()):
         return f" in {schema.stage}: it is one of {', '.join(others).replace('_', '-')}"
     parent, _, name = key.rpartition(".")
@@ -473,7 +470,7 @@ def _is_interpolation(value: Any) -> bool:
 
 
 def _check_mapping(override: Override, found: Tree, groups: _Groups) -> None:
-    """Refuse a plain value for a mapping; null (which switches a part off) and an interpolation may stand."""
+    """Refuse a plain value for a mapping. null (which switches a part off) and interpolations may stand."""
     key, value = override.key_or_group, override.value()
     if value is None or isinstance(value, dict) or str(value).startswith("${"):
         return
@@ -505,7 +502,7 @@ def _check_field(override: Override, path: str, config: Tree) -> None:
     except Exception:  # importing somebody's module can fail in any way, and is not this override's fault
         return
     fields = {field.name for field in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else {name}
-    # A key that veRL's own YAML has here is fine though no field: veRL takes it out beforehand.
+    # veRL itself removes keys of its YAML that are no fields.
     if name in fields or name in node or name in _INSTANTIATE_KEYS:
         return
     raise OverrideError(
@@ -525,7 +522,7 @@ def _plain(node: Any) -> Any:
 
 
 def _find(config: Tree, key: str) -> Any:
-    """What stands at the dotted `key`, or `_ABSENT`."""
+    """The value at the dotted `key`, or `_ABSENT`."""
     node: Any = config
     for part in key.split("."):
         if isinstance(node, list):
@@ -535,31 +532,8 @@ def _find(config: Tree, key: str) -> Any:
     return node
 
 
-def _apply(override: Override, config: Tree) -> None:
-    """Do to `config` what Hydra will do to its own, as far as later overrides can see."""
-    *parents, name = override.key_or_group.split(".")
-    node = config
-    for part in parents:
-        inner = node.get(part)
-        if isinstance(inner, list):
-            return
-        if not isinstance(inner, dict):
-            inner = node[part] = {}
-        node = inner
-    if override.is_delete():
-        node.pop(name, None)
-    else:
-        node[name] = _merged(node.get(name), _plain(override.value()))
-
-
-def _merged(old: Any, new: Any) -> Any:
-    if not (isinstance(old, dict) and isinstance(new, dict)):
-        return new
-    return {**old, **{name: _merged(old.get(name), inner) for name, inner in new.items()}}
-
-
 def leaf_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys that setting `key` (none: the config) to `value` sets, each with its value."""
+    """Yield each dotted key that `key=value` sets, with its value. An empty `key` is the whole config."""
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from leaf_values(f"{key}.{name}" if key else str(name), inner)
@@ -576,7 +550,7 @@ def _dotted_keys(node: Tree, prefix: str = "") -> Iterator[str]:
 
 
 def _nearest(key: str, config: Tree, groups: Iterable[str] = ()) -> str:
-    """Say what an unknown key may mean: its name elsewhere, else a similar key, else a similar name."""
+    """Suggest the same name elsewhere, else a similar key, else a similar name."""
     keys = [*_dotted_keys(config), *groups]
     names = {known: known.rpartition(".")[2] for known in keys}
     name = key.rpartition(".")[2]

@@ -1,9 +1,8 @@
 """The one table of GPU types and prices.
 
-Prices are Modal's published prices per second, times 3600, as of RATES_DATE; a local machine costs nothing
-here. A chosen region costs more (modal.com/docs/guide/region-selection). Memory is what CUDA reports, which
-is less than the name suggests. TFLOP/s are the makers' dense bfloat16 figures; estimates use a stated share
-of them.
+Prices are Modal's published prices as of RATES_DATE, in dollars an hour. A chosen region costs more
+(modal.com/docs/guide/region-selection). Memory is the figure that CUDA reports. TFLOP/s are the makers' dense
+bfloat16 figures.
 """
 
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ class GpuType:
     usd_per_hour: float
     bf16_tflops: float
     has_bf16: bool = True
-    """Whether it has native bfloat16; without, PyTorch emulates it and SGLang refuses."""
+    """Whether it has native bfloat16. Otherwise PyTorch emulates it and SGLang refuses."""
 
 
 GPUS = {
@@ -39,8 +38,8 @@ GPUS = {
         GpuType("T4", 14.6, 0.5904, 65, has_bf16=False),
     )
 }
-# Modal's other names, each with the smallest GPU it can mean: a bare A100 has 40 GB; for H100 or B200+ Modal
-# may give the next larger one at the same price, for H100! it may not.
+# Modal's other names, each with the smallest GPU it can mean. Modal may upgrade H100 and B200+ at the same
+# price, but not H100!.
 GPUS |= {
     "A100": GPUS["A100-40GB"],
     "A10G": GPUS["A10"],
@@ -55,13 +54,13 @@ GIB_USD_PER_HOUR = 0.0080
 
 
 BROAD_REGION, NARROW_REGION = 1.5, 1.75
-"""Factors on the price: for a region such as `us`, and for one such as `us-east`."""
+"""Price factors for a region such as `us`, and one such as `us-east`."""
 
 
 def usd_per_hour(
     gpu: GpuType | None, gpus: int, cores: float, memory_gib: float, region: str | None = None
 ) -> float:
-    """Price of a machine with so many GPUs, physical cores and GiB of host memory, in a region if set."""
+    """Price of a machine with so many GPUs, physical cores and GiB of host memory."""
     of_gpus = gpu.usd_per_hour * gpus if gpu else 0.0
     base = of_gpus + cores * CORE_USD_PER_HOUR + memory_gib * GIB_USD_PER_HOUR
     if not region:

@@ -1,4 +1,4 @@
-"""Tables and lines, of one width and style in every command's output."""
+"""Tables for every command's output, in one width and style."""
 
 import os
 import sys
@@ -12,15 +12,15 @@ from rich.table import Table
 from drzero.ops.console import leave_stdout
 
 _PIPE_WIDTH = 118
-"""Columns where there is no terminal whose width counts."""
+"""Columns without a terminal."""
 _UNBOUNDED = 10_000
 
 
 class _Out(Console):
-    """Where a command prints its tables: if nobody reads them (`| head`), the command still does its work."""
+    """A console for tables. If nobody reads them (`| head`), the command continues."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich does, but in a pipe or a file without the spaces that fill a table's last column."""
+        """Print as rich does, without trailing spaces in a pipe or file."""
         if self.is_terminal:
             super().print(*objects, **options)
             return
@@ -30,18 +30,18 @@ class _Out(Console):
         super().print("\n".join(lines), end="", markup=False, emoji=False, highlight=False, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
-        """rich's own ends the process."""
+        """Continue, where rich would end the process."""
         leave_stdout()
 
 
 def console(**options: Any) -> Console:
-    """Where a command prints its tables; `options` are rich's."""
+    """A console for a command's tables, with rich's `options`."""
     width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH
     return _Out(width=width, **options)
 
 
 def new_table(title: str | None, *columns: str, **options: Any) -> Table:
-    """An empty table; a column whose heading starts with `>` is aligned right. `options` are rich's."""
+    """An empty table with rich's `options`. A heading that starts with `>` aligns right."""
     lines = box.SIMPLE_HEAD if sys.stdout.isatty() else None
     table = Table(title=title, title_justify="left", box=lines, **options)
     for column in columns:
@@ -51,10 +51,7 @@ def new_table(title: str | None, *columns: str, **options: Any) -> Table:
 
 
 def print_wide(out: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table of any number of columns, each at its full width.
-
-    Those that the console has no room for follow in further tables, behind the first column again.
-    """
+    """Print a table at full width. Columns without room follow in more tables, each with the first column."""
 
     def of(start: int, end: int) -> Table:
         table = new_table(title if start == 1 else None, columns[0], *columns[start:end])

@@ -120,7 +120,10 @@ def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan
         heartbeats=folder / "heartbeats.jsonl",
         progress=folder / PROGRESS,
         patience=Patience(
-            cold_start_s=watchdog.cold_start_s, floor_s=watchdog.floor_s, factor=watchdog.factor, fixed=fixed
+            cold_start_s=watchdog.cold_start_s,
+            floor_s=watchdog.floor_s,
+            factor=watchdog.patience_factor,
+            fixed=fixed,
         ),
         flow=flow.snapshot if flow else lambda: None,
         # Finished work counts only there: asynchronous rollouts go on while an update may hang.

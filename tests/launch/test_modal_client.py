@@ -30,12 +30,18 @@ def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_
     packages = {name.partition(".")[0] for name in new if "cython" not in name}
     assert packages <= OURS | sys.stdlib_module_names | {"modal", "rich"}
     ours = [name for name in new if name.startswith(("drzero.ops.", "drzero.recipe."))]
+    # All of the settings but what registers them with Hydra.
+    settings = {
+        f"drzero.recipe.settings.{path.stem}" for path in (ROOT / "drzero/recipe/settings").glob("[!_]*.py")
+    }
     assert set(ours) <= {
         "drzero.ops.errors",
         "drzero.ops.files",
         "drzero.ops.text",
         "drzero.ops.versions",
         "drzero.recipe.rates",
+        "drzero.recipe.settings",
+        *settings - {"drzero.recipe.settings.register"},
     }
     # The interface, and no environment.
     of_environments = {name.partition(".")[2] for name in new if name.startswith("environments.")}

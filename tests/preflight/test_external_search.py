@@ -27,7 +27,7 @@ from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.services.external import ExternalSpec
 from drzero.ops.services.services import ServiceGroup, ServiceSpec
 from drzero.preflight.context import CheckContext, Readings
-from drzero.preflight.external_search import check_outside_search
+from drzero.preflight.external_search import check_external_search
 from drzero.preflight.finding import Finding
 from drzero.preflight.machine import declared_machine
 from drzero.preflight.memory_ledger import retrieval_in_host_memory
@@ -79,7 +79,7 @@ def run_config(
 
 def findings(config: DictConfig, starting: bool = True) -> list[Finding]:
     machine = declared_machine(config, starting=starting)
-    return list(check_outside_search(CheckContext(config, "evaluate", machine, starting, False, Readings())))
+    return list(check_external_search(CheckContext(config, "evaluate", machine, starting, False, Readings())))
 
 
 def test_tools_rewards_and_environments_search_there(tmp_path: Path) -> None:

@@ -101,12 +101,6 @@ def test_a_stage_that_nobody_knows_is_refused_with_those_there_are(
     assert "challenger" in capsys.readouterr().err
 
 
-def test_a_composition_that_fails_is_one_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    out = judged(capsys, 2, "challenger", "hardware=cpu", "trainer.total_training_step=2", "--json")
-    (report,) = json.loads(out)
-    assert [finding["key"] for finding in report["findings"]] == ["trainer.total_training_step"]
-
-
 def test_a_loop_is_judged_stage_by_stage_without_missing_what_it_will_make(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
 ) -> None:

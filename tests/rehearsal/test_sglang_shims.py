@@ -65,3 +65,18 @@ base.output_partition_sizes = [2]
 ColumnParallelLinearWithLoRA(base, None)
 """
     assert "pin_memory=True requires" in run(sglang_python, script).stderr
+
+
+def test_our_table_of_server_arguments_is_that_of_the_installed_sglang(sglang_python: str) -> None:
+    """Else run `python -m verl_ext.sglang.read_arguments` there."""
+    script = """
+import dataclasses
+from sglang.srt.server_args import ServerArgs
+from verl_ext.server_arguments import sglang_arguments
+from verl_ext.sglang.read_arguments import read_arguments
+sort = lambda one: dataclasses.replace(one, choices=tuple(sorted(map(str, one.choices))))
+both = read_arguments(ServerArgs), sglang_arguments()
+found, table = ({name: sort(one) for name, one in each.items()} for each in both)
+print(found == table)
+"""
+    assert run(sglang_python, script).stdout.strip() == "True"

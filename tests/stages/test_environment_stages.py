@@ -139,7 +139,7 @@ def test_preflight_plays_an_episode_without_a_model(compose: Compose) -> None:
     report = preflight(compose("train", "env=number"), "train")
     assert found(report) == ""
     said = (
-        r"number: 25 rows; \d+ tokens at the start; who says nothing gets 0 \(exact 0, near 0\) after 6 turns"
+        r"number: 25 rows; \d+ tokens at the start; saying nothing earns 0 \(exact 0, near 0\) after 6 turns"
     )
     assert re.search(said, found(report, "note"))
 
@@ -186,7 +186,7 @@ def test_what_an_environment_does_wrong_is_one_line_before_a_start(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("given", "who says nothing solves the task"),
+        ("given", "saying nothing solves the task"),
         ("same", "64 of 64 rows of the split eval are rows of"),
         ("one long", "the first messages of 1 of 32 rows are longer"),
     ],

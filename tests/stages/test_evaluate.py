@@ -506,7 +506,7 @@ def test_questions_of_one_name_are_refused(
     start_script: StartScript, compose: Compose, prepared: Prepared
 ) -> None:
     file = prepared.corpus / "chains.jsonl"
-    with pytest.raises(CheckError, match="questions are there twice, demo_1hop/"):
+    with pytest.raises(CheckError, match=r"questions are duplicated, e\.g\. demo_1hop/"):
         run_evaluate(compose(start_script(right), f"benchmarks=[{file},{file}]"))
 
 

@@ -55,7 +55,7 @@ DRIVEN = {
 AMOUNTS = (
     "actor_rollout_ref.rollout.agent.num_workers retrieval.cache_mb retrieval.max_batch retrieval.threads "
     "ray_kwargs.ray_init.object_store_memory run.min_free_gb trainer.max_actor_ckpt_to_keep "
-    "trainer.save_freq watchdog.factor"
+    "trainer.save_freq watchdog.patience_factor"
 )
 """These differ from hardware=cpu only in amount."""
 ELSEWHERE = {

@@ -1,9 +1,9 @@
-"""One config key: what values it takes and what depends on it.
+"""One config key: the values it takes, and what depends on it.
 
     topk: int = key(3, "Passages per query.", low=1, high=100, results=CONVERSING, journal=SAMPLING)
 
-`key` is `dataclasses.field` with that knowledge as metadata; `keys_of` reads it back as `Key` objects. A
-value that is an interpolation (`"${iteration}"`) is checked once it is resolved.
+`key` is `dataclasses.field` with metadata. `keys_of` reads it back as `Key` objects. A value that is an
+interpolation (`"${iteration}"`) is checked once it is resolved.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import yaml
 from drzero.ops.text import did_you_mean
 
 MISSING: Any = "???"
-"""OmegaConf's mark of a key without a value, here without its import: help is to come at once."""
+"""OmegaConf's mark for a key without a value. Importing OmegaConf would slow down `--help`."""
 
 Number = int | float
 """A float that stays a whole number when written as one."""
@@ -29,12 +29,11 @@ SAMPLING = ("synthesize", "evaluate", "preview")
 CONVERSING = ("challenger", "synthesize", "solver", "evaluate", "preview")
 """The stages in which a model searches."""
 SERVING = ("challenger", "synthesize", "evaluate", "preview")
-"""The stages for which a model is served outside veRL."""
+"""The stages in which a model is served outside veRL."""
 
 TORCH_DEVICE = (r"cpu|cuda(:\d+)?|mps", "cpu, cuda, cuda:N or mps")
-"""A torch device of this machine."""
 FLOATS = ("bfloat16", "float16", "float32")
-"""The numbers that both engines and SGLang's server compute with."""
+"""Precisions of both engines and of SGLang's server."""
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 # Hydra reads an unquoted 7 as a number.
@@ -42,32 +41,32 @@ _TAKEN_FOR: dict[Any, Any] = {str: str | int | float, float: int | float, int: i
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The metadata of a field: its doc line, the values it takes, and what depends on it."""
+class KeyLimits:
+    """A key's help line, its allowed values, and what depends on it."""
 
     doc: str
     low: float | None = None
     above: float | None = None
-    """A bound that is itself too little."""
+    """An exclusive lower bound."""
     high: float | None = None
     choices: tuple[str, ...] = ()
     pattern: tuple[str, str] | None = None
-    """A regular expression for the whole text, and what it allows in words."""
+    """A regular expression for the whole text, and the same in words."""
     results: tuple[str, ...] = ()
-    """Stages whose results can change with it: a loop then runs them again."""
+    """Stages whose results can change with it. A loop then runs them again."""
     journal: tuple[str, ...] = ()
-    """Stages in which it changes single conversations: their journals are not resumed with another value."""
+    """Stages that do not resume their journal of conversations with another value."""
     run: bool = False
-    """Whether a training run keeps it for life: a checkpoint is not resumed with another value."""
+    """Whether a checkpoint cannot be resumed with another value."""
     pace: bool = False
     """Whether the time of a training step depends on it."""
     closed: bool = False
-    """Whether a mapping takes no keys but those of its default; each is then a key of its own."""
+    """Whether a mapping has fixed entries. Each is then a key by itself."""
 
 
 def key(default: Any = MISSING, doc: str = "", **limits: Any) -> Any:
-    """A dataclass field that is a config key. `limits` are those of `Limits`."""
-    metadata = {"limits": Limits(doc, **limits)}
+    """A dataclass field that is a config key. `limits` are fields of `KeyLimits`."""
+    metadata = {"limits": KeyLimits(doc, **limits)}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -85,7 +84,7 @@ class Key:
     name: str
     type: Any
     default: Any
-    limits: Limits
+    limits: KeyLimits
 
     @property
     def allowed(self) -> str:
@@ -108,7 +107,7 @@ class Key:
         return f"{words}, or null" if type(None) in kinds else words
 
     def fault(self, value: Any) -> str | None:
-        """What is wrong with a plain value (no interpolation); None if nothing is."""
+        """Why a plain value (no interpolation) is not allowed; None if it is."""
         limits, kinds = self.limits, _kinds(self.type)
         if value is None and type(None) in kinds:
             return None
@@ -125,17 +124,17 @@ class Key:
         return f"is {value!r}, not {self.allowed}{self._as_list(value)}"
 
     def _as_list(self, value: Any) -> str:
-        """How a text is written where a list is wanted; of numbers, 4:3:2:1 is a form as well."""
+        """How to write a text where a list is wanted. Numbers may also be written as 4:3:2:1."""
         if get_origin(self.type) is not list or not isinstance(value, str):
             return ""
-        if value.startswith("["):  # what Hydra's grammar does not take as a list
+        if value.startswith("["):  # a list that Hydra's grammar refuses
             return f': write each text of it in quotes, {self.name}=["…","…"]'
         parts = value if str in _kinds(get_args(self.type)[0]) else value.replace(":", ",")
         return f": write {self.name}=[{parts}]"
 
 
 def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
-    """The keys of a settings dataclass, those of its groups included."""
+    """The keys of a settings dataclass and of its groups."""
     hints = get_type_hints(cls)
     for field in dataclasses.fields(cls):
         name, hint = prefix + field.name, hints[field.name]
@@ -151,28 +150,28 @@ def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
 
 
 def as_yaml(value: Any) -> str:
-    """A default as YAML writes it, in one line."""
+    """A default as one line of YAML."""
     if value == MISSING:
         return "(none)"
     return yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("\n...\n").strip()
+
+
+def is_plain(hint: Any) -> bool:
+    """Whether a type allows only text, numbers, truth values and null."""
+    return set(_kinds(hint)) <= {str, int, float, bool, type(None)}
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _in_range(value: Any, limits: Limits) -> bool:
-    """Whether a number is within the bounds; what is no number has none."""
+def _in_range(value: Any, limits: KeyLimits) -> bool:
+    """Whether a value is within the bounds, which concern numbers only."""
     if not _fits(value, float):
         return True
     low, above, high = limits.low, limits.above, limits.high
     is_low = (low is not None and value < low) or (above is not None and value <= above)
     return not is_low and (high is None or value <= high)
-
-
-def is_plain(hint: Any) -> bool:
-    """Whether a type has nothing but text, numbers, truth values and null."""
-    return set(_kinds(hint)) <= {str, int, float, bool, type(None)}
 
 
 def _word(kind: Any) -> str:

@@ -2,8 +2,8 @@
 
     register()      # config/*.yaml may then begin with `settings/STAGE`
 
-The stored nodes are structured configs, so OmegaConf refuses keys and types of its own accord; ranges and
-choices are checked by `drzero.recipe.overrides`.
+The stored nodes are structured configs, so OmegaConf itself refuses unknown keys and wrong types.
+`drzero.recipe.overrides` checks ranges and choices.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from drzero.recipe.settings.stages import Common
 
 
 def register() -> None:
-    """Store the defaults where Hydra finds them: typed groups in a root that veRL's nodes join."""
+    """Store the defaults as typed groups under an open root, where veRL's nodes join them."""
     store = ConfigStore.instance()
     for name, cls in {"common": Common, **OWN}.items():
         if cls is None:

@@ -2,10 +2,10 @@
 
     schema = schema_of("evaluate")
     schema["solver.temperature"].fault(-1)     # "is -1, not a number at least 0"
-    schema.is_unknown("retrieval.topkk")       # True: no such key, and nobody but us could add it
-    schema.prune(config)                       # without veRL's part, which evaluate does not have
+    schema.is_unknown("retrieval.topkk")       # True: no such key, and users cannot add one there
+    schema.prune(config)                       # removes veRL's part, which evaluate does not have
 
-`register` has their defaults in Hydra's ConfigStore; nothing here needs Hydra, so help can read it too.
+Nothing here imports Hydra, so `--help` and the Modal client can read it.
 """
 
 import dataclasses
@@ -33,25 +33,25 @@ OWN: dict[str, type | None] = {
     "compare_rollouts": stages.CompareRollouts,
     "evolve": stages.Evolve,
 }
-"""The settings that a stage has on top of the common ones."""
+"""Each stage's settings on top of the common ones."""
 STAGES = tuple(OWN)
-"""The config files that a command composes."""
+"""The files of config/ that commands compose."""
 WITH_VERL = ("challenger", "solver", "train", "flow_test")
-"""Those with veRL's config in them."""
+"""The stages that include veRL's config."""
 SHARED_WITH_VERL = "data"
-"""A node of veRL's of which some keys are ours."""
+"""A node of veRL's config that also has keys of ours."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Schema:
-    """The keys of a stage that are ours."""
+    """Our keys of one stage."""
 
     stage: str
     keys: dict[str, Key]
 
     @property
     def has_verl(self) -> bool:
-        """Whether veRL's config is part of the stage's."""
+        """Whether the stage includes veRL's config."""
         return self.stage in WITH_VERL
 
     def __getitem__(self, name: str) -> Key:
@@ -65,7 +65,7 @@ class Schema:
         return any(key.startswith(f"{name}.") for key in self.keys)
 
     def is_unknown(self, name: str) -> bool:
-        """Whether a dotted name would be a new key in a place where all keys are ours."""
+        """Whether a dotted name is new in a place where only our keys are allowed."""
         parts = name.split(".")
         ours = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         if self.is_group(name) or any(place in self.keys for place in ours):  # below a key is its own value
@@ -73,22 +73,22 @@ class Schema:
         return not self.has_verl or parts[0] not in verl.ROOTS
 
     def ignores(self, name: str) -> bool:
-        """Whether a dotted name is veRL's in a stage without veRL."""
+        """Whether a dotted name is veRL's, in a stage without veRL."""
         root = name.partition(".")[0]
         return not self.has_verl and root in verl.ROOTS and not (name in self.keys or self.is_group(name))
 
     def changing_results(self) -> list[str]:
-        """The keys with which the stage's results can change."""
+        """The keys that can change the stage's results."""
         return [name for name, key in self.keys.items() if self.stage in key.limits.results]
 
     def changing_journal(self) -> list[str]:
-        """The keys with which single conversations of the stage can change."""
+        """The keys that can change single conversations of the stage."""
         return [name for name, key in self.keys.items() if self.stage in key.limits.journal]
 
     def prune(self, config: Any) -> None:
-        """Remove what the stage has no key for from a config, or a plain dict of one, without veRL's part.
+        """Remove everything but our keys from a config of a stage without veRL.
 
-        The groups of `hardware/` and `model/` set veRL's keys as well.
+        The groups `hardware/` and `model/` set veRL's keys in every stage.
         """
         if self.has_verl:
             return
@@ -102,7 +102,7 @@ class Schema:
 
 @cache
 def schema_of(stage: str) -> Schema:
-    """The schema of a config file of `config/`; raises KeyError for a name that is none."""
+    """The schema of a stage. Raises KeyError for an unknown one."""
     own = OWN[stage]
     shared = [] if stage == "evolve" else list(keys_of(stages.Common))
     keys = [*shared, *(keys_of(own) if own else ())]
@@ -110,24 +110,24 @@ def schema_of(stage: str) -> Schema:
 
 
 def own_keys(stage: str) -> list[Key]:
-    """The keys that a stage has on top of the common ones; raises KeyError for a name that is none."""
+    """A stage's keys on top of the common ones. Raises KeyError for an unknown stage."""
     own = OWN[stage]
     return list(keys_of(own)) if own else []
 
 
 def run_keys() -> list[str]:
-    """What a training run keeps for life: a checkpoint is not resumed with another value."""
+    """The keys that a training run cannot change when it resumes."""
     keys = [key for stage in TRAINING for key in schema_of(stage).keys.values() if key.limits.run]
     return [*dict.fromkeys(key.name for key in keys), *verl.RUN]
 
 
 def pace_keys() -> list[str]:
-    """What the time of a training step depends on: steps with another value are no measure."""
+    """The keys that the time of a training step depends on."""
     return [*(key.name for key in schema_of("challenger").keys.values() if key.limits.pace), *verl.PACE]
 
 
 def all_keys() -> Iterator[tuple[Key, tuple[str, ...]]]:
-    """Every key once, with the stages that have it on top of the common ones; none for a common one."""
+    """Every key once, with the stages that add it to the common ones (none for a common key)."""
     keys = {key.name: key for key in keys_of(stages.Common)}
     common, having = set(keys), dict[str, tuple[str, ...]]()
     for stage in STAGES:
@@ -139,7 +139,7 @@ def all_keys() -> Iterator[tuple[Key, tuple[str, ...]]]:
 
 
 def group_docs() -> dict[str, str]:
-    """The docstring of each group, by its dotted name."""
+    """Each group's docstring, by its dotted name."""
     docs = {}
     for cls in (stages.Common, *filter(None, OWN.values())):
         for name, hint in get_type_hints(cls).items():

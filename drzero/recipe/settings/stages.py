@@ -1,4 +1,4 @@
-"""The keys of single stages, each on top of what all stages have."""
+"""The keys of single stages, on top of the keys that all stages have."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,40 +10,26 @@ from drzero.recipe.settings.run import Compute, Data, Machine, Paths, QuestionFi
 from drzero.recipe.settings.watch import Collapse, Flow, FlowTest, Watchdog
 from environments.call import FORMS
 
+_PREVIOUS_SOLVER = "${previous_solver:${paths.checkpoints},${iteration},${base_model}}"
+"""The last iteration's export, or the base model in the first."""
+
 
 @dataclass
 class Common:
     """Every stage."""
 
     base_model: str = key(
-        MISSING,
-        "The model that the loop starts from: a folder or a hub id. The groups of model/ set it.",
-        run=True,
-        pace=True,
+        MISSING, "Model the loop starts from, a folder or a hub id. model= sets it.", run=True, pace=True
     )
     iteration: int = key(
-        1,
-        "Iteration of the self-evolution loop; it names the runs and says which weights they start from.",
-        low=0,
-        run=True,
+        1, "Iteration of the loop. It names runs and picks their start weights.", low=0, run=True
     )
-    hop_ratio: list[int] = key(
-        [4, 3, 2, 1],
-        "Weights of questions of 1, 2, 3, … hops. They name the file of prompts, which prepare-data writes "
-        "and challenger and synthesize read.",
-        low=0,
-    )
-    steps_per_iteration: int = key(50, "Training steps of one iteration.", low=1)
-    log_level: str = key(
-        "WARNING", "What every component logs.", choices=("DEBUG", "INFO", "WARNING", "ERROR")
-    )
-    verbose: bool = key(
-        False,
-        "Whether the console shows all that the parts of a run print, each line behind its part's name; "
-        "their logs have it in any case.",
-    )
+    hop_ratio: list[int] = key([4, 3, 2, 1], "Weights of questions with 1, 2, 3, … hops.", low=0)
+    steps_per_iteration: int = key(50, "Training steps per iteration.", low=1)
+    log_level: str = key("WARNING", "Log level everywhere.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
+    verbose: bool = key(False, "Print each component's output, prefixed with its name. Logs always have it.")
     process_env: dict[str, Any] = key(
-        {}, "Environment of every process of a run; the groups hardware/ and debug/ add to it."
+        {}, "Environment variables of every process. hardware= and debug= add some."
     )
     paths: Paths = group(Paths)
     run: Run = group(Run)
@@ -53,13 +39,7 @@ class Common:
     prompts: Prompts = group(Prompts)
     rollout: Rollout = group(Rollout)
     solver: Solver = group(Solver)
-    index: str = key(
-        "chroma",
-        "What stores the corpus's index: chroma, or faiss, which opens published indices as they are. The "
-        "service is the same.",
-        choices=("chroma", "faiss"),
-        results=CONVERSING,
-    )
+    index: str = key("chroma", "Index back end.", choices=("chroma", "faiss"), results=CONVERSING)
     chroma: Chroma = group(Chroma)
     faiss: Faiss = group(Faiss)
     retrieval: Retrieval = group(Retrieval)
@@ -70,7 +50,7 @@ class Common:
 
 
 _METHODS: dict[str, Any] = {"choices": ("hrpo", "grpo", "environment"), "run": True, "pace": True}
-_METHOD_DOC = "What the trainer does with rewards; the group mode/ makes it into a trainer mode."
+_METHOD_DOC = "How the trainer computes advantages."
 
 
 @dataclass
@@ -80,31 +60,24 @@ class Challenger:
     method: str = key("hrpo", _METHOD_DOC, results=("challenger",), **_METHODS)
     open_book_check: bool = key(
         False,
-        "Whether a question earns difficulty only if the solver, shown what the challenger read, gives the "
-        "same answer once and greedily: a wrong label passes for a difficult question else. Search Self-Play "
-        "(arXiv 2510.18821) found it needed; worth what the solver's reading is worth (docs/learning.md).",
+        "A question earns difficulty only if the solver, shown the challenger's passages, gives its answer: "
+        "otherwise a wrong label looks like a hard question (Search Self-Play, arXiv 2510.18821).",
         results=("challenger",),
         run=True,
     )
     hop_check: bool = key(
         False,
-        "Whether a question of two or more hops earns difficulty only if its hops hold: a search that found "
-        "passages for each further hop, an answer that is not in the document, and no name that leads to it "
-        "in one search. Off in the published method, where a question from the document alone may earn as "
-        "much (docs/learning.md).",
+        "A multi-hop question earns difficulty only if each further hop was searched for, the answer is not "
+        "in the document, and no single search leads to it (docs/learning.md). Off as published.",
         results=("challenger",),
         run=True,
     )
     continue_from: str | None = key(
-        "${challenger_run:${paths.checkpoints},${add:${iteration},-1}}",
-        "Run folder of the last iteration's challenger, whose last checkpoint (weights, optimizer, position "
-        "in the data) the first start resumes from; null starts from base_model. The steps count on.",
+        "${previous_challenger:${paths.checkpoints},${iteration}}",
+        "Run whose last checkpoint the first start resumes; null starts from base_model.",
     )
     allow_off_policy: bool = key(
-        False,
-        "HRPO compares questions made by the policy as it is now; an asynchronous mode trains on older ones. "
-        "true runs mode=colocate_async or separate_async all the same.",
-        results=("challenger",),
+        False, "Allow an asynchronous mode, although HRPO is on-policy.", results=("challenger",)
     )
 
 
@@ -115,45 +88,29 @@ class SolverStage:
     method: str = key("grpo", _METHOD_DOC, results=("solver",), **_METHODS)
     balance_hops: bool = key(
         False,
-        "Whether every hop count has the same share of an update. Off in the published method, whose batches "
-        "hold enough of each; in a small one the majority decides for all (docs/learning.md).",
+        "Give every hop count the same share of an update, for small batches (docs/learning.md).",
         results=("solver",),
         run=True,
     )
 
 
-_CALL_FORM = (
-    "How the model writes tool calls: hermes is JSON between <tool_call> tags, as Qwen writes it; xlam is "
-    "one array of calls in JSON, as xLAM writes it."
-)
+_CALL_FORM = "How the model writes tool calls: hermes (JSON in <tool_call> tags), xlam (one JSON array)."
 
 
 @dataclass
 class Environment:
-    """The environment that a model is trained or evaluated in, where that is not the search of a corpus."""
+    """The environment to train or evaluate in, other than corpus search."""
 
-    name: str | None = key(
-        None,
-        "Its name, as env= takes it: one that comes along, of paths.environments, of an installed package, "
-        "or verifiers:NAME. null in evaluate asks the benchmarks.",
-        run=True,
-    )
+    name: str | None = key(None, "Its name, as in env=NAME. null in evaluate asks the benchmarks.", run=True)
     options: dict[str, Any] = key(
-        {}, "What its load() takes, by name; +environment.options.turns=4 sets one.", run=True
+        {}, "Arguments of its load(), such as +environment.options.turns=4.", run=True
     )
     max_turns: int | None = key(
-        None, "Assistant turns of an episode at most; null leaves it to the environment.", low=1, run=True
+        None, "Assistant turns per episode; null lets the environment decide.", low=1, run=True
     )
-    call_form: str = key(
-        "hermes",
-        _CALL_FORM,
-        choices=tuple(FORMS),
-        run=True,
-    )
+    call_form: str = key("hermes", _CALL_FORM, choices=tuple(FORMS), run=True)
     filter_groups: bool | None = key(
-        None,
-        "Whether a group of equal rewards is replaced before the update (algorithm.filter_groups): it "
-        "teaches nothing, and costs another group's episodes. null does what the environment asks for.",
+        None, "Replace groups of equal rewards before the update; null lets the environment decide."
     )
 
 
@@ -163,13 +120,8 @@ class Train:
 
     method: str = key("environment", _METHOD_DOC, results=("train",), **_METHODS)
     steps: int = key(200, "Training steps.", low=1)
-    train_rows: int | None = key(
-        None,
-        "Rows to train on, chosen by data.seed; null takes all that the environment has.",
-        low=1,
-        run=True,
-    )
-    val_rows: int = key(50, "Held-out rows of a validation (trainer.test_freq).", low=1)
+    train_rows: int | None = key(None, "Rows to train on; null takes all.", low=1, run=True)
+    val_rows: int = key(50, "Held-out rows per validation.", low=1)
     environment: Environment = group(Environment)
 
 
@@ -186,49 +138,30 @@ class Indexing:
     """How a corpus is indexed."""
 
     chunk_tokens: int = key(
-        256,
-        "Tokens of a chunk as the embedder reads it, prefix and title included; at most what the embedder "
-        "reads. A document that is longer becomes several chunks, and a prompt shows one.",
-        low=1,
+        256, "Tokens per chunk, prefix and title included. Longer documents become several chunks.", low=1
     )
-    chunk_overlap: int = key(32, "Tokens at a chunk's end that the next one repeats, at most.", low=0)
+    chunk_overlap: int = key(32, "Tokens repeated between chunks.", low=0)
     kind: str = key(
         "flat",
-        "What an index of FAISS is made as: flat is searched exactly, as in the paper; hnsw is faster on a "
-        "CPU and takes more memory; ivfpq takes a sixteenth, is trained on a sample, and finds less.",
+        "FAISS index type: flat is exact, hnsw is faster on a CPU and larger, ivfpq takes a sixteenth of the "
+        "memory and finds less.",
         choices=("flat", "hnsw", "ivfpq"),
     )
-    workers: int = key(
-        1,
-        "Processes that embed: one a GPU, or a core each. More than one go through Ray, on the machines of "
-        "the cluster that RAY_ADDRESS names, else on this one.",
-        low=1,
-    )
+    workers: int = key(1, "Embedding processes. More than one use Ray, at RAY_ADDRESS or here.", low=1)
     embed_only: bool = key(
-        False,
-        "The corpus is embedded, and no index written: the vectors wait in a folder next to it. The same "
-        "command without this writes index and prompts, on another machine of the same disk as well: embed "
-        "where a GPU is, build where memory is.",
+        False, "Only embed, on a GPU machine, say. The same command without this writes index and prompts."
     )
-    writers: int = key(
-        2,
-        "Shards (chroma.shards) that are inserted at once, each by a process; their memory adds up.",
-        low=1,
-    )
-    device: str | None = key(
-        None, "torch device of the embedding model; null is CUDA where there is one.", pattern=TORCH_DEVICE
-    )
+    writers: int = key(2, "Shards written in parallel; their memory adds up.", low=1)
+    device: str | None = key(None, "Device of the embedding model; null detects CUDA.", pattern=TORCH_DEVICE)
 
 
 @dataclass
 class SourceFields:
-    """Which fields of a table's records are what (.jsonl, .json, .csv, .tsv, .parquet)."""
+    """Field names in tables (.jsonl, .json, .csv, .tsv, .parquet)."""
 
-    text: str | None = key(None, "The text; null is text, else contents with the title on its first line.")
-    title: str | None = key(None, "The title; null is title, which a record need not have.")
-    id: str | None = key(
-        None, "What names the document; null is id, and a hash of title and text where a record has none."
-    )
+    text: str | None = key(None, "The text; null is `text`, or `contents` with the title on its first line.")
+    title: str | None = key(None, "The title; null is `title`, which is optional.")
+    id: str | None = key(None, "The id; null is `id`, or a hash of title and text.")
 
 
 @dataclass
@@ -237,166 +170,94 @@ class PrepareData:
 
     source: str | None = key(
         None,
-        "A corpus to index first: a file, a folder or a glob such as 'docs/**/*.md' of .jsonl, .json, .csv, "
-        ".tsv, .parquet, .txt, .md, .html and .rst files (also .gz, .zst and .bz2), a data set of the hub "
-        "(OWNER/NAME or hf://datasets/OWNER/NAME/FILE), a Chroma folder or a Chroma server's address. null "
-        "uses the index at chroma.path, or faiss.path, as it is. A rerun resumes where it was cut off, and "
-        "embeds only documents that are new or have changed.",
+        "Corpus to index first: a file, folder or glob, a hub data set (OWNER/NAME), or a Chroma "
+        "(docs/retrieval.md). null uses the existing index. A rerun embeds only new or changed documents.",
     )
     fields: SourceFields = group(SourceFields)
     on_bad: str = key(
-        "stop",
-        "What happens to records and files of the source that cannot be used: stop refuses the source with "
-        "all of them in one list, skip leaves them out and says which.",
-        choices=("stop", "skip"),
+        "stop", "Unusable records: stop lists them all, skip leaves them out.", choices=("stop", "skip")
     )
-    source_collection: str | None = key(
-        None, "The collection to read, if the source is a Chroma with several."
-    )
+    source_collection: str | None = key(None, "Collection to read from a Chroma source.")
     replace: bool = key(
-        False,
-        "Rebuild a collection where fewer than half of its documents are unchanged in the source, or the "
-        "embedder or the chunk sizes are others.",
+        False, "Rebuild a collection of mostly other documents, or with another embedder or chunk size."
     )
-    rows: int = key(
-        38400, "Prompts to write; 50 steps of 256 for each of three iterations, by default.", low=1
-    )
-    heldout_rows: int = key(
-        256,
-        "Prompts of the held-out split, from documents that no training prompt uses where the corpus is "
-        "large enough.",
-        low=0,
-    )
+    rows: int = key(38400, "Prompts to write.", low=1)  # 3 iterations of 50 steps of 256
+    heldout_rows: int = key(256, "Prompts of the held-out split.", low=0)
     hold_out: list[str] = key(
-        [],
-        "Benchmark files whose documents no prompt shows, so that the challenger does not teach what the "
-        "solver is evaluated on; they can still be found by searching. The files name the documents of their "
-        "questions in doc_ids, or in extra_info.doc_id.",
+        [], "Benchmark files whose documents (doc_ids) no prompt shows. Searches still find them."
     )
-    min_document_tokens: int = key(
-        24,
-        "Tokens that a document (a chunk of it, where it is long) needs to be asked about, title included, "
-        "as the embedder counts them. It is found by searching all the same.",
-        low=0,
-    )
+    min_document_tokens: int = key(24, "Least tokens of a document that a prompt may show.", low=0)
     min_prose: float = key(
-        0.15,
-        "The least share of a document (of a chunk of it) that stands in sentences, five words in a row, for "
-        "it to be asked about: less is code, a table, a list of links or a mere reference. 0 asks about "
-        "records of fields, and all else.",
-        low=0,
-        high=1,
+        0.15, "Least share of sentences in such a document: less is code, tables or lists.", low=0, high=1
     )
-    max_document_tokens: int = key(
-        256,
-        "Tokens of a document that a prompt shows, as the embedder counts them: where indexing.chunk_tokens "
-        "is no larger, a prompt shows each chunk whole.",
-        low=1,
-    )
+    max_document_tokens: int = key(256, "Most tokens of a document shown in a prompt.", low=1)
     fit_hops: bool = key(
-        True,
-        "Whether a prompt asks for no more hops than documents lead on from its document (data/links.py); "
-        "what the corpus cannot carry is asked with fewer hops. false keeps hop_ratio in any case, as do a "
-        "large corpus and one in a script without spaces, whose links are not counted.",
+        True, "Ask for no more hops than the corpus's links allow; false keeps hop_ratio (data/links.py)."
     )
-    out_dir: str = key("${paths.corpus}/data", "Where the prompts go.")
+    out_dir: str = key("${paths.corpus}/data", "Where prompts go.")
     indexing: Indexing = group(Indexing)
 
 
 _WITH_ENDPOINT = ("synthesize", "evaluate", "preview")
-_ENDPOINT_MODEL = "Which of the endpoint's models; null takes the only one it has."
+_ENDPOINT_MODEL = "Model name at the endpoint; null takes its only one."
 _ENDPOINT = (
-    "Address of an OpenAI-compatible server that already serves the model, such as "
-    "http://127.0.0.1:8001/v1; null starts a server for it here. synthesize and preview converse over its "
-    "chat completions with tool calls; evaluate over its completions from token ids, with tokenizer=. What "
-    "it said is kept by address and model name: a server that has moved to another address needs another "
-    "run.name."
+    "OpenAI-compatible server to use instead of starting one, such as http://127.0.0.1:8001/v1. evaluate "
+    "also needs tokenizer=. For a server at a new address, set another run.name."
 )
 
 
 @dataclass
 class Endpoint:
-    """A server in place of one of our own."""
+    """A server to use instead of starting one."""
 
     endpoint: str | None = key(None, _ENDPOINT, results=_WITH_ENDPOINT)
     endpoint_model: str | None = key(None, _ENDPOINT_MODEL, results=_WITH_ENDPOINT)
     endpoint_key: str = key(
         "OPENAI_API_KEY",
-        "The environment variable that has the endpoint's key, which is written nowhere and sent to no other "
-        "server; an endpoint that asks for none needs none.",
+        "Environment variable with the endpoint's key.",
         pattern=(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable"),
     )
 
 
 @dataclass
 class ChatEndpoint(Endpoint):
-    """One that is conversed with in messages, and counts the tokens."""
+    """An endpoint used over chat completions, with its prices."""
 
-    usd_per_million_in: int | float | None = key(
-        None, "US dollars that the endpoint takes for a million tokens read, to report the cost.", low=0
-    )
-    usd_per_million_out: int | float | None = key(None, "The same for a million tokens written.", low=0)
+    usd_per_million_in: int | float | None = key(None, "Price of a million tokens read, in dollars.", low=0)
+    usd_per_million_out: int | float | None = key(None, "Price of a million tokens written.", low=0)
 
 
 @dataclass
 class Comparison:
-    """What compare-rollouts asks of an engine and of Transformers, and what it lets pass.
+    """Prompts and tolerances of compare-rollouts.
 
-    A limit that is null is that of the numbers the engine computes with (solver.dtype): float32 adds up to
-    1e-5, bfloat16 has three digits.
+    A tolerance of null depends on solver.dtype: 16 bits have three digits, float32 adds up to 1e-5.
     """
 
     data: str = key(
-        "${data.train_files}",
-        "The prompts (data=): a stage's parquet file, or questions as evaluate reads them. Each is scored as "
-        "its stage scores it.",
+        "${data.train_files}", "Prompts (data=): a stage's parquet file, or evaluate's questions."
     )
-    n: int | None = key(
-        None, "Prompts of it (n=), chosen by data.seed; null takes 64, on a CPU 8.", low=1, high=10_000
-    )
-    tokens: int = key(
-        "${rollout.max_tokens_per_turn}", "Tokens that each prompt is continued by, at most.", low=1
-    )
-    draws: int = key(
-        100, "Draws of one token at each place where the sampler is tested, for each setting.", low=50
-    )
+    n: int | None = key(None, "Prompts (n=); null takes 64, on a CPU 8.", low=1, high=10_000)
+    tokens: int = key("${rollout.max_tokens_per_turn}", "Most tokens of a continuation.", low=1)
+    draws: int = key(100, "Draws per place and setting, to test the sampler.", low=50)
     places: int = key(3, "Such places, each after another prompt.", low=1)
     dtype: str = key(
-        "float32",
-        "Numbers that Transformers computes with: float32 leaves all rounding to the engine; bfloat16 for a "
-        "model that does not fit the memory otherwise, with limits of bfloat16.",
-        choices=FLOATS,
+        "float32", "Precision of Transformers; bfloat16 if the model does not fit.", choices=FLOATS
     )
     tie_nats: int | float | None = key(
-        None,
-        "Two tokens no further apart are a tie, which rounding decides; null is 0.001, in 16 bits 0.25.",
-        low=0,
+        None, "Tokens this close are a tie; null is 0.001, in 16 bits 0.25.", low=0
     )
     mean_gap_nats: int | float | None = key(
-        None,
-        "Between the log-probabilities of the engine's sampled tokens on both sides, on average; null is "
-        "0.0001, in 16 bits 0.02: the demo policy in bfloat16 is 0.0025 off.",
-        low=0,
+        None, "Mean gap of the log-probs of sampled tokens; null is 0.0001, in 16 bits 0.02.", low=0
     )
     largest_gap_nats: int | float | None = key(
-        None, "The same of a single token; null is 0.005, in 16 bits 1.", low=0
+        None, "Largest gap of one token; null is 0.005, in 16 bits 1.", low=0
     )
-    differing_share: Number = key(
-        0,
-        "Share of greedy sequences that may differ other than by a tie. A single one is a fault.",
-        low=0,
-        high=1,
-    )
-    score_gap: Number = key(
-        0.05,
-        "Between the mean scores of both sides' greedy turns: what ties alone may cost.",
-        low=0,
-        high=1,
-    )
-    least_p: Number = key(
+    differing_share: Number = key(0, "Share of greedy sequences that may differ beyond ties.", low=0, high=1)
+    score_gap: Number = key(0.05, "Gap of mean scores between both sides' greedy turns.", low=0, high=1)
+    min_p_value: Number = key(
         1e-5,
-        "Of the tests of the sampler's frequencies: of some dozen of them a right sampler fails one in ten "
-        "thousand comparisons.",
+        "Least p-value of the sampler's tests. A correct sampler fails 1 in 10,000 comparisons.",
         above=0,
         high=0.05,
     )
@@ -408,9 +269,7 @@ class CompareRollouts:
 
     endpoint: str | None = key(
         None,
-        "Address of a server that serves the model: SGLang, vLLM or the reference engine; null starts the "
-        "one of rollout= here. The limits are then those of solver.dtype: set it to what the server computes "
-        "with.",
+        "A running server to compare; null starts the engine of rollout=. Set solver.dtype to its precision.",
     )
     endpoint_model: str | None = key(None, _ENDPOINT_MODEL)
     compare: Comparison = group(Comparison)
@@ -421,70 +280,43 @@ _SYNTHESIZE: dict[str, Any] = {"results": ("synthesize",)}
 
 @dataclass
 class Gates:
-    """What a pair has to pass before the solver sees it (data/gates.py).
+    """Gates a pair must pass before the solver sees it (data/gates.py).
 
-    bench/gates.py measures what each one catches. With other gates a rerun judges the same samples, without
-    new conversations.
+    A rerun with other gates judges the same samples again.
     """
 
-    evidence: bool = key(True, "The answer stands in the document or in what was retrieved.", **_SYNTHESIZE)
+    evidence: bool = key(True, "The answer is in the document or the retrieved passages.", **_SYNTHESIZE)
     hops: bool = key(
         True,
-        "A question of h hops took h - 1 turns that found passages with a new query, and its answer does not "
-        "stand in the document that it starts from.",
+        "h hops took h - 1 searches that found something, and the answer is not in the first document.",
         **_SYNTHESIZE,
     )
     integrity: bool = key(
-        True,
-        "The question asks once, in at most 50 words, for something that it names; it does not give its "
-        "answer away, not in disguise either, and shows nothing of the prompt's template; the answer is "
-        "short.",
-        **_SYNTHESIZE,
+        True, "One question of at most 50 words that does not give away its short answer.", **_SYNTHESIZE
     )
-    max_answer_words: int = key(
-        10, "Words of an answer; the format score gives longer ones nothing.", low=1, **_SYNTHESIZE
-    )
-    duplicates: bool = key(True, "No accepted question has the same words.", **_SYNTHESIZE)
+    max_answer_words: int = key(10, "Most words of an answer.", low=1, **_SYNTHESIZE)
+    duplicates: bool = key(True, "No two questions have the same words.", **_SYNTHESIZE)
     near_duplicates: bool = key(
-        True,
-        "No accepted question with the same answer or about the same document asks the same in other words, "
-        "by the embedder that the run searches with.",
-        **_SYNTHESIZE,
+        True, "No paraphrase of a question with the same answer or document.", **_SYNTHESIZE
     )
     near_duplicate_cosine: int | float | None = key(
         None,
-        "Cosine from which two questions are the same one; half as far from 1 if their answers have no word "
-        "in common. null measures it for the embedder on the demo world, where it is known which are.",
+        "Cosine from which questions are paraphrases; null measures it on the demo world.",
         above=0,
         high=1,
         **_SYNTHESIZE,
     )
-    contamination: bool = key(
-        True, "No run of words and no fact shared with a benchmark question.", **_SYNTHESIZE
-    )
+    contamination: bool = key(True, "No words or facts shared with a benchmark.", **_SYNTHESIZE)
     contamination_ngram: int = key(8, "Words in a row that count as shared.", low=2, **_SYNTHESIZE)
-    benchmarks: list[str] = key(
-        [],
-        "Benchmark files for that gate, as `evaluate` reads them; without one it judges "
-        "nothing, and the report says so.",
-    )
-    pairing: bool = key(
-        True,
-        "After the write, every row is read back and its question, answer, document and conversation must "
-        "belong together.",
-        **_SYNTHESIZE,
-    )
+    benchmarks: list[str] = key([], "Benchmark files for that gate.")
+    pairing: bool = key(True, "Each written row's parts still belong together.", **_SYNTHESIZE)
     open_book: bool = key(
         False,
-        "The solver has to give the answer of each pair that passes the other gates, once, from what the "
-        "challenger read and without searching. Off, because a second server and an answer per pair cost "
-        "time, and a weak solver refuses more right pairs than wrong ones (bench/README.md).",
+        "The solver gives the same answer from the challenger's passages. A weak solver refuses more right "
+        "pairs than wrong ones (bench/README.md).",
         **_SYNTHESIZE,
     )
-    open_book_model: str = key(
-        "${solver_export:${paths.checkpoints},${add:${iteration},-1},${base_model}}",
-        "The solver that answers for open_book: the last iteration's export, at first the base model.",
-    )
+    open_book_model: str = key(_PREVIOUS_SOLVER, "Solver for open_book.")
 
 
 @dataclass
@@ -493,40 +325,22 @@ class Synthesize(ChatEndpoint):
 
     challenger: str = key(
         "${paths.checkpoints}/challenger_iter${iteration}_hf",
-        "The trained challenger: its merged export, or its run folder, whose last checkpoint is then merged "
-        "first.",
+        "The trained challenger: its export or run folder.",
     )
     partition: int = key(
         "${iteration}",
-        "The prompts are dealt out like cards: partition i holds the rows i, i + partitions, … of the file. "
-        "Each iteration takes the next one, so that no two solvers learn from the same prompts.",
+        "Part of the prompts to use: every partitions-th row, from this one.",
         results=("synthesize",),
         journal=("synthesize",),
     )
     partitions: int = key(
-        5,
-        "How many parts there are (the paper uses a fifth of the prompts per iteration).",
-        low=1,
-        results=("synthesize",),
-        journal=("synthesize",),
+        5, "Parts the prompts are dealt into.", low=1, results=("synthesize",), journal=("synthesize",)
     )
-    samples: int = key(
-        5,
-        "Conversations per prompt; the best of those that pass the gates is kept.",
-        low=1,
-        **_SYNTHESIZE,
-    )
+    samples: int = key(5, "Conversations per prompt; the best passing one is kept.", low=1, **_SYNTHESIZE)
     val_share: Number = key(
-        0.1,
-        "Share of the accepted pairs that validates the solver, by whole documents, none of which it is "
-        "trained on.",
-        above=0,
-        high=0.9,
-        **_SYNTHESIZE,
+        0.1, "Share of pairs that validate the solver, by whole documents.", above=0, high=0.9, **_SYNTHESIZE
     )
-    max_val_rows: int = key(
-        1200, "Validation rows at most: each is played every trainer.test_freq steps.", low=1, **_SYNTHESIZE
-    )
+    max_val_rows: int = key(1200, "Most validation rows.", low=1, **_SYNTHESIZE)
     gates: Gates = group(Gates)
 
 
@@ -534,19 +348,10 @@ class Synthesize(ChatEndpoint):
 class Preview(PrepareData, ChatEndpoint):
     """The preview: prepare-data on a sample of a corpus, then questions and attempts without training."""
 
-    documents: int = key(
-        300,
-        "Documents of the source that are indexed, in place of all: those that prompts are about, those that "
-        "their texts name, then others at random.",
-        low=1,
-    )
-    rows: int = key(
-        40,
-        "Prompts, as many of each hop count that hop_ratio has a weight for: rates by hop need some of each.",
-        low=1,
-    )
-    heldout_rows: int = key(0, "None: nothing is trained.", low=0)
-    out_dir: str = key("${run.dir}/prompts", "Where the prompts go.")
+    documents: int = key(300, "Documents to index, with their linked ones first.", low=1)
+    rows: int = key(40, "Prompts, spread over the hop counts.", low=1)
+    heldout_rows: int = key(0, "Prompts of the held-out split.", low=0)
+    out_dir: str = key("${run.dir}/prompts", "Where prompts go.")
     gates: Gates = group(Gates)
 
 
@@ -555,13 +360,10 @@ class Merge:
     """The merge stage."""
 
     source: str = key(
-        "${paths.checkpoints}/solver_iter${iteration}",
-        "The folder of the run whose last checkpoint is merged.",
+        "${paths.checkpoints}/solver_iter${iteration}", "Run folder whose last checkpoint is merged."
     )
     start_model: str = key(
-        "${solver_export:${paths.checkpoints},${add:${iteration},-1},${base_model}}",
-        "The model that the run started from, a folder or a hub id; the report says how far the weights "
-        "moved from it.",
+        _PREVIOUS_SOLVER, "Model the run started from, to report how far the weights moved."
     )
 
 
@@ -571,32 +373,20 @@ class Evaluate(Endpoint):
 
     benchmarks: list[str] = key(
         ["${paths.corpus}/chains.jsonl"],
-        "What is asked: csv, tsv, jsonl, json or parquet files with a question and its answers in each "
-        "record, or hf://datasets/OWNER/NAME/FILE on the hub; NAME=PATH names one in the table. The seven "
-        "benchmarks of the paper are hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet. The default is "
-        "the demo world's, and is refused with a collection of other documents.",
+        "Question files (csv, tsv, jsonl, json, parquet) or hf://datasets/OWNER/NAME/FILE. NAME=PATH names "
+        "one (docs/evaluation.md).",
     )
     hops: list[int] | None = key(
         None,
-        "Ask only questions of these hop counts, such as [1,2], and those whose count is unknown; null asks "
-        "all.",
+        "Ask only these hop counts, such as [1,2], and unknown ones; null asks all.",
         low=1,
         results=("evaluate",),
     )
     questions_per_benchmark: int | None = key(
-        None,
-        "Questions of each benchmark, a choice that depends on data.seed alone; null asks all of them.",
-        low=1,
-        results=("evaluate",),
+        None, "Questions per benchmark, chosen by data.seed; null asks all.", low=1, results=("evaluate",)
     )
-    tokenizer: str | None = key(
-        None,
-        "Tokenizer of the endpoint's model, a folder or a hub id; without an endpoint it is the model's own.",
-        results=("evaluate",),
-    )
-    num_examples: int | None = key(
-        50, "Held-out rows of an environment (env=NAME), chosen by data.seed; null plays all of them.", low=1
-    )
+    tokenizer: str | None = key(None, "Tokenizer of the endpoint's model.", results=("evaluate",))
+    num_examples: int | None = key(50, "Held-out rows of an environment (env=NAME); null plays all.", low=1)
     environment: Environment = group(Environment)
 
 
@@ -605,13 +395,9 @@ class ServeModel:
     """The serve-model stage."""
 
     port: int | None = key(8080, "Port; null takes any free one.", low=1024, high=65535)
-    host: str = key("127.0.0.1", "Address to bind; only this machine can reach the default.")
-    background: bool = key(
-        False, "Whether the command ends once the server answers, and leaves it running (until `kill PID`)."
-    )
-    served_name: str | None = key(
-        None, "The model's name in requests; null is its hub id, or the last part of its folder's path."
-    )
+    host: str = key("127.0.0.1", "Address to bind.")
+    background: bool = key(False, "Return once the server answers, and leave it running.")
+    served_name: str | None = key(None, "Model name in requests; null is the hub id or folder name.")
     call_form: str = key("hermes", _CALL_FORM, choices=tuple(FORMS))
 
 
@@ -621,76 +407,59 @@ class AgentBench:
 
     agent: str | None = key(
         None,
-        "What runs: module:Class, module.Class or path.py:Class of your own, the name of an environment, "
-        "which the project's own agent then plays, or a stage that trains. It is the command's first word.",
+        "Your module:Class or path.py:Class, an environment, or a training stage. The command's first word.",
     )
-    agent_options: dict[str, Any] = key({}, "What the class takes at its construction, by name.")
+    agent_options: dict[str, Any] = key({}, "Arguments of the class, by name.")
     run_mode: str = key(
         "single",
-        "Written mode=. single is one item with every model call shown; sample plays n items of data, one "
-        "after the other; concurrent batch_size items, each group_size times, all at once. rollout is for a "
-        "stage (challenger, solver, train): its own trainer rolls batches out, and updates nothing.",
+        "Written mode=. single shows every model call of one item; sample runs n items in turn; concurrent "
+        "runs batch_size × group_size at once; rollout uses a stage's own trainer.",
         choices=("single", "sample", "concurrent", "rollout"),
     )
     data_file: str | None = key(
         None,
-        "Written data=. The agent's items, a .jsonl or .parquet file of a mapping a row. null is one "
-        "short question in messages, or the environment's held-out rows.",
+        "Written data=. Items (.jsonl or .parquet); null is a short question, or the environment's rows.",
     )
-    n: int = key(16, "Items of mode=sample, chosen by data.seed.", low=1)
+    n: int = key(16, "Items of mode=sample.", low=1)
     batch_size: int = key(64, "Items at once in mode=concurrent.", low=1)
     group_size: int = key(8, "Runs of each item in mode=concurrent.", low=1)
     batches: int = key(2, "Batches of mode=rollout.", low=1)
     endpoint: str | None = key(
-        None,
-        "Address of an OpenAI-compatible server, such as serve-model's; null is OPENAI_BASE_URL where that "
-        "is set, else http://127.0.0.1:8080/v1.",
+        None, "OpenAI-compatible server; null is OPENAI_BASE_URL or http://127.0.0.1:8080/v1."
     )
-    endpoint_model: str | None = key(
-        None, "Which of its models the project's own agent uses; null takes the only one it has."
-    )
+    endpoint_model: str | None = key(None, "Model name for the project's own agent; null takes the only one.")
     deadline_s: Number = key(300, "Seconds before a run counts as failed.", above=0)
     max_pause_s: Number = key(
         1.0,
-        "Seconds that the event loop may stand still. Meanwhile every other run of the process waits as "
-        "well. A debugger stops it too: mode=single only reports it.",
+        "Seconds the event loop may block. mode=single only reports it, because debuggers block too.",
         above=0,
     )
     reward_range: list[Number] | None = key(
-        None, "Least and greatest reward, such as [0,1]; null takes any finite number."
+        None, "Allowed rewards, such as [0,1]; null takes any finite number."
     )
     environment: Environment = group(Environment)
 
 
 @dataclass
 class LoopStages:
-    """Overrides of single stages; those of the command line come after them."""
+    """Overrides of single stages, applied before the command line's."""
 
-    challenger: list[str] = key([], "Overrides of the challenger stages.")
-    synthesize: list[str] = key([], "Overrides of the synthesize stages.")
-    solver: list[str] = key([], "Overrides of the solver stages.")
-    merge: list[str] = key([], "Overrides of the merge stages.")
-    evaluate: list[str] = key([], "Overrides of the evaluate stages.")
+    challenger: list[str] = key([], "Overrides of challenger stages.")
+    synthesize: list[str] = key([], "Overrides of synthesize stages.")
+    solver: list[str] = key([], "Overrides of solver stages.")
+    merge: list[str] = key([], "Overrides of merge stages.")
+    evaluate: list[str] = key([], "Overrides of evaluate stages.")
 
 
 @dataclass
 class Evolve:
-    """The loop; the keys of its stages are given to them as overrides."""
+    """The loop. It passes the keys of its stages to them as overrides."""
 
-    iterations: int = key(3, "How often challenger and solver take turns.", low=1)
+    iterations: int = key(3, "Iterations of challenger and solver.", low=1)
     keep_checkpoints: bool = key(
-        False,
-        "Keep every FSDP checkpoint. Otherwise the solver's goes once it is merged, and a challenger's once "
-        "the next iteration's has been trained from it; a checkpoint with Adam states is six times the size "
-        "of its export.",
+        False, "Keep every FSDP checkpoint, six times the size of an export, instead of deleting used ones."
     )
-    evaluations: bool = key(
-        True,
-        "Evaluate the base model and each iteration's solver. false is for a corpus without benchmark "
-        "questions.",
-    )
-    prepare_demo: bool = key(
-        False, "Build the demo world, its index, prompts and models first, where they are missing."
-    )
-    common: list[str] = key([], "Overrides that every stage gets, in Hydra's grammar.")
+    evaluations: bool = key(True, "Evaluate the base model and each solver.")
+    prepare_demo: bool = key(False, "First build what is missing of the demo world.")
+    common: list[str] = key([], "Overrides for every stage.")
     stages: LoopStages = group(LoopStages)

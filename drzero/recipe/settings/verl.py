@@ -1,18 +1,31 @@
-"""veRL's own keys that this project treats in a special way; the others are veRL's alone.
-
-`RESULTS` and `NEVER` are beginnings of dotted keys, the others whole keys.
-"""
+"""veRL's keys that this project treats specially. `RESULTS` and `NEVER` are prefixes, the rest whole keys."""
 
 ROOTS = frozenset(
-    {
-        *("actor_rollout_ref", "algorithm", "critic", "data", "distillation", "global_profiler", "hydra"),
-        *("mode", "model_engine", "ray_kwargs", "reward", "reward_model", "custom_reward_function"),
-        *("sandbox_fusion", "skip", "trainer", "transfer_queue", "search_tool", "agent_loops"),
-    }
+    [
+        "actor_rollout_ref",
+        "agent_loops",
+        "algorithm",
+        "critic",
+        "custom_reward_function",
+        "data",
+        "distillation",
+        "global_profiler",
+        "hydra",
+        "mode",
+        "model_engine",
+        "ray_kwargs",
+        "reward",
+        "reward_model",
+        "sandbox_fusion",
+        "search_tool",
+        "skip",
+        "trainer",
+        "transfer_queue",
+    ]
 )
-"""The nodes, and the group, of stages with a trainer alone, with the two files that veRL loads by path.
+"""Top-level names that only stages with a trainer have.
 
-Stages without one ignore overrides of them: a loop or a launch gives the same overrides to all of its stages.
+Other stages ignore overrides of them, because a loop or a launch gives all its stages the same overrides.
 """
 
 ALIASES = {
@@ -22,42 +35,83 @@ ALIASES = {
     "actor_rollout_ref.rollout.temperature": "rollout.temperature",
     "actor_rollout_ref.rollout.multi_turn.max_assistant_turns": "rollout.max_turns",
 }
-"""veRL's keys that take their value from ours, because stages without veRL need it too; overrides of them set
-ours."""
+"""veRL's keys that follow ours, because stages without veRL need them too. Overriding them sets ours."""
+
+OLD_KEYS = {
+    "watchdog.factor": "watchdog.patience_factor",
+    "compare.least_p": "compare.min_p_value",
+}
+"""Our keys renamed in this release. Old names still work until the next one, with a line that says so."""
 
 RESULTS = (
-    *("data.train_batch_size", "data.shuffle", "data.truncation", "algorithm."),
-    *("trainer.total_training_steps", "trainer.v1.trainer_mode", "reward.custom_reward_function.name"),
-    *("actor_rollout_ref.actor.optim.", "actor_rollout_ref.actor.ppo_mini_batch_size"),
-    *("actor_rollout_ref.actor.ppo_epochs", "actor_rollout_ref.actor.clip_ratio"),
-    *("actor_rollout_ref.actor.grad_clip", "actor_rollout_ref.actor.loss_agg_mode"),
-    *("actor_rollout_ref.actor.entropy_coeff", "actor_rollout_ref.actor.use_kl_loss"),
-    *("actor_rollout_ref.actor.kl_loss", "actor_rollout_ref.actor.policy_loss."),
-    *("actor_rollout_ref.model.lora", "actor_rollout_ref.rollout.n"),
-    *("actor_rollout_ref.rollout.top_", "actor_rollout_ref.rollout.multi_turn."),
+    "actor_rollout_ref.actor.clip_ratio",
+    "actor_rollout_ref.actor.entropy_coeff",
+    "actor_rollout_ref.actor.grad_clip",
+    "actor_rollout_ref.actor.kl_loss",
+    "actor_rollout_ref.actor.loss_agg_mode",
+    "actor_rollout_ref.actor.optim.",
+    "actor_rollout_ref.actor.policy_loss.",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.model.lora",
+    "actor_rollout_ref.rollout.multi_turn.",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.top_",
+    "algorithm.",
+    "data.shuffle",
+    "data.train_batch_size",
+    "data.truncation",
+    "reward.custom_reward_function.name",
+    "trainer.total_training_steps",
+    "trainer.v1.trainer_mode",
 )
-"""What changes the results of a training stage. So does any other key that the command line sets, except:"""
+"""Keys that change a training stage's results. So does any other key on the command line, except:"""
 
 NEVER = (
     *ALIASES,
-    *("hydra.", "process_env.", "hardware", "model", "mode", "loop", "compute", "debug", "env"),
-    *("ray_kwargs.", "transfer_queue.", "data.val_files", "reward.num_workers"),
-    *("trainer.logger", "trainer.save_freq", "trainer.test_freq", "trainer.max_actor_ckpt_to_keep"),
-    *("actor_rollout_ref.rollout.multi_turn.tool_config_path", "actor_rollout_ref.rollout.agent."),
-    *("actor_rollout_ref.actor.ppo_micro_batch_size", "actor_rollout_ref.rollout.log_prob_micro"),
-    *("actor_rollout_ref.actor.fsdp_config.param_offload", "actor_rollout_ref.rollout.name"),
-    *("actor_rollout_ref.actor.fsdp_config.optimizer_offload", "actor_rollout_ref.rollout.engine_kwargs."),
-    *("actor_rollout_ref.rollout.gpu_memory_utilization", "actor_rollout_ref.rollout.max_num_seqs"),
-    *("actor_rollout_ref.rollout.tensor_model_parallel_size", "actor_rollout_ref.rollout.nnodes"),
-    *("actor_rollout_ref.rollout.n_gpus_per_node", "actor_rollout_ref.model.enable_gradient_checkpointing"),
+    "actor_rollout_ref.actor.fsdp_config.optimizer_offload",
+    "actor_rollout_ref.actor.fsdp_config.param_offload",
+    "actor_rollout_ref.actor.ppo_micro_batch_size",
+    "actor_rollout_ref.model.enable_gradient_checkpointing",
+    "actor_rollout_ref.rollout.agent.",
+    "actor_rollout_ref.rollout.engine_kwargs.",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    "actor_rollout_ref.rollout.log_prob_micro",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "actor_rollout_ref.rollout.multi_turn.tool_config_path",
+    "actor_rollout_ref.rollout.n_gpus_per_node",
+    "actor_rollout_ref.rollout.name",
+    "actor_rollout_ref.rollout.nnodes",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "compute",
+    "data.val_files",
+    "debug",
+    "env",
+    "hardware",
+    "hydra.",
+    "loop",
+    "mode",
+    "model",
+    "process_env.",
+    "ray_kwargs.",
+    "reward.num_workers",
+    "trainer.logger",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.save_freq",
+    "trainer.test_freq",
+    "transfer_queue.",
 )
-"""Where and how fast a training stage runs: no results change with these. Inputs are compared by content."""
+"""Keys that decide only where and how fast a stage runs. Inputs are compared by content instead."""
 
 RUN = ("data.train_batch_size",)
-"""What a training run keeps for life."""
+"""Keys that a training run cannot change when it resumes."""
 
 PACE = (
-    *("data.train_batch_size", "actor_rollout_ref.rollout.n"),
-    *("trainer.n_gpus_per_node", "trainer.nnodes", "trainer.device"),
+    "actor_rollout_ref.rollout.n",
+    "data.train_batch_size",
+    "trainer.device",
+    "trainer.n_gpus_per_node",
+    "trainer.nnodes",
 )
-"""What the time of a training step depends on."""
+"""Keys that the time of a training step depends on."""
