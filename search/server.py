@@ -179,9 +179,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument(
-        "--chroma-path",
-        nargs="+",
-        help="Chroma folder, as built by search.index, or http(s)://host:port; of shards also several",
+        "--chroma-path", nargs="+", help="Chroma folder or server address; for shards several"
     )
     which.add_argument("--faiss-path", help="FAISS index: a file, or a folder as built by search.index")
     add("--collection", help="collection of the Chroma to serve")
@@ -189,18 +187,9 @@ def parser() -> argparse.ArgumentParser:
     add("--chroma-reads", type=_at_least(1), help="queries to a Chroma server at once (default: any number)")
     add("--faiss-corpus", help="JSONL of the index's passages (default: the one next to it)")
     add("--lines-folder", type=Path, help="where its line offsets go if its own folder is read-only")
-    add(
-        "--ef-search",
-        type=_at_least(1),
-        default=256,
-        help="candidates of HNSW a query (default: %(default)s)",
-    )
+    add("--ef-search", type=_at_least(1), default=256, help="candidates of HNSW (default: %(default)s)")
     add("--nprobe", type=_at_least(1), default=64, help="lists of IVF a query (default: %(default)s)")
-    add(
-        "--faiss-device",
-        default="cpu",
-        help="cpu, or cuda[:N] for a FAISS built for it (default: %(default)s)",
-    )
+    add("--faiss-device", default="cpu", help="cpu, or cuda[:N] with faiss-gpu (default: %(default)s)")
     add("--embedder", help="hub id or folder (default: the one that built the collection)")
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="port to listen on (default: %(default)s)")
@@ -208,12 +197,8 @@ def parser() -> argparse.ArgumentParser:
     add("--encoders", type=_at_least(1), default=1, help="encoder processes (default: %(default)s)")
     add("--threads", type=_at_least(1), default=1, help="torch threads per encoder (default: %(default)s)")
     add("--max-batch", type=_at_least(1), default=64, help="queries per batch (default: %(default)s)")
-    add(
-        "--window-ms",
-        type=_at_least(0, float),
-        default=3.0,
-        help="longest wait for a batch to fill (%(default)s)",
-    )
+    window_help = "longest wait for a batch to fill (default: %(default)s)"
+    add("--window-ms", type=_at_least(0, float), default=3.0, help=window_help)
     add("--max-queue", type=_at_least(1), default=4096, help="queries that may wait (default: %(default)s)")
     add("--cache-mb", type=_at_least(0), default=256, help="cache of results, 0: none (default: %(default)s)")
     add("--access-log", action="store_true", help="a JSON line per request on stdout")

@@ -1,10 +1,8 @@
 """FAISS indices built here: the answers of Chroma over the same corpus, resumed after a kill, and updated."""
 
 import json
-import multiprocessing
 import os
 import signal
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace as changed
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chroma_parts import written_target
+from index_builds import killed, record_encoded
 from tiny_embedder import save_tiny_embedder
 
 from drzero.ops.errors import UserError
@@ -30,9 +29,6 @@ from search.stored_index import INDEX_FILE, Index
 
 DOCUMENTS, CHUNKING = 300, Chunking(64, 8)
 FILES = (INDEX_FILE, CORPUS_FILE, RECORD)
-
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["search.indexing.shards", "sentence_transformers", "tiny_embedder"])
 
 
 def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
@@ -79,17 +75,8 @@ def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec, source: 
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many passages this process has embedded since."""
-    counts: list[int] = []
-    encode = Embedder.encode_passages
-
-    def counting(self: Embedder, texts: Any) -> np.ndarray:
-        counts.append(len(texts))
-        return encode(self, texts)
-
-    monkeypatch.setattr(Embedder, "encode_passages", counting)
-    return lambda: sum(counts)
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return record_encoded(monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
@@ -109,12 +96,12 @@ def test_answers_are_those_of_chroma_over_the_same_corpus(
 
 
 def test_what_was_embedded_alone_is_written_by_the_next_build(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, encoded: Callable[[], int]
+    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, encoded: list[str]
 ) -> None:
     target = FaissFolder(tmp_path / "faiss")
     first = build(source, target, spec, BuildOptions(chunking=CHUNKING, embed_only=True))
-    assert (first.is_written, first.embedded, target.folder.exists()) == (False, encoded(), False)
-    assert index(source, target.folder, spec).resumed == first.embedded == encoded()
+    assert (first.is_written, first.embedded, target.folder.exists()) == (False, len(encoded), False)
+    assert index(source, target.folder, spec).resumed == first.embedded == len(encoded)
     assert contents(target.folder) == contents(built)
 
 
@@ -178,21 +165,21 @@ def test_chunks_of_a_document_are_found_by_its_id(built: Path) -> None:
 
 
 def test_an_unchanged_corpus_changes_nothing(
-    built: Path, spec: EmbedderSpec, source: Path, encoded: Callable[[], int]
+    built: Path, spec: EmbedderSpec, source: Path, encoded: list[str]
 ) -> None:
     before = contents(built)
     assert not index(source, built, spec).built
-    assert contents(built) == before and encoded() == 0
+    assert contents(built) == before and len(encoded) == 0
 
 
 def test_an_update_embeds_what_is_new_and_gives_what_a_build_from_scratch_gives(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, encoded: Callable[[], int]
+    tmp_path: Path, spec: EmbedderSpec, source: Path, encoded: list[str]
 ) -> None:
     index(source, tmp_path / "faiss", spec)
-    before = encoded()
+    before = len(encoded)
     report = index(write_corpus(tmp_path / "more.jsonl", DOCUMENTS + 20, 30), tmp_path / "faiss", spec)
     assert report.changes is not None and report.changes.added == 20
-    assert 0 < encoded() - before == report.embedded < report.info.chunks / 2
+    assert 0 < len(encoded) - before == report.embedded < report.info.chunks / 2
     index(tmp_path / "more.jsonl", tmp_path / "scratch", spec)
     assert (tmp_path / "faiss" / CORPUS_FILE).read_bytes() == (
         tmp_path / "scratch" / CORPUS_FILE
@@ -201,12 +188,12 @@ def test_an_update_embeds_what_is_new_and_gives_what_a_build_from_scratch_gives(
 
 
 def test_another_kind_of_the_same_corpus_is_made_of_the_vectors_that_are_there(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, encoded: Callable[[], int]
+    tmp_path: Path, spec: EmbedderSpec, source: Path, encoded: list[str]
 ) -> None:
     index(source, tmp_path / "faiss", spec)
-    before = encoded()
+    before = len(encoded)
     assert index(source, tmp_path / "faiss", spec, "hnsw").built
-    assert encoded() == before
+    assert len(encoded) == before
 
 
 def test_another_corpus_needs_replace(tmp_path: Path, spec: EmbedderSpec, source: Path) -> None:
@@ -272,14 +259,11 @@ def run_and_die(where: str, source: Path, folder: Path, spec: EmbedderSpec) -> N
 
 @pytest.mark.parametrize("where", ["adding", "writing", "publishing"])
 def test_a_build_killed_at_the_write_is_resumed_to_the_same_files(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, where: str, encoded: Callable[[], int]
+    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, where: str, encoded: list[str]
 ) -> None:
-    process = PROCESSES.Process(target=run_and_die, args=(where, source, tmp_path / "faiss", spec))
-    process.start()
-    process.join(timeout=240)
-    assert process.exitcode == -signal.SIGKILL
+    killed(run_and_die, where, source, tmp_path / "faiss", spec)
     assert not (tmp_path / "faiss").exists()
     report = index(source, tmp_path / "faiss", spec)
-    assert encoded() == 0 and report.resumed == report.info.chunks
+    assert len(encoded) == 0 and report.resumed == report.info.chunks
     assert contents(tmp_path / "faiss") == contents(built)
     assert [path.name for path in tmp_path.iterdir()] == ["faiss"]

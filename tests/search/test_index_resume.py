@@ -1,11 +1,10 @@
 """Indexing that is killed and run again: a real process, SIGKILL, and the same collection as without it."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from chroma_parts import chroma_server
 from conftest import unused_port
+from index_builds import collection_contents, killed, record_encoded
 from tiny_embedder import save_tiny_embedder
 
 from drzero.ops.files import AlreadyWriting, sole_writer
@@ -27,10 +27,6 @@ from search.indexing.shards import build_index
 # Three units of chunks. A kill at the third call finds two complete.
 DOCUMENTS, CHUNKING = 560, Chunking(64, 8)
 KILLED_IN = ("splitting", "embedding", "writing", "publishing")
-
-# A server process that has imported everything once, and is forked from for each run.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["search.indexing.shards", "sentence_transformers", "tiny_embedder"])
 
 
 def text_of(number: int) -> str:
@@ -49,16 +45,6 @@ def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Pa
 
 def index(source: Path, target: Path | str, spec: EmbedderSpec) -> IndexReport:
     return build_index(source, target, "wiki", spec, chunking=CHUNKING)
-
-
-def contents(place: Path | str) -> tuple[Any, ...]:
-    """The contents of a collection, by id."""
-    with open_collection(place, "wiki") as store:
-        found = store.collection.get(include=["documents", "metadatas", "embeddings"])
-        rows = zip(found["ids"], found["documents"], found["metadatas"], found["embeddings"], strict=True)
-        return store.info, {
-            key: (text, metadata, np.float32(vector).tobytes()) for key, text, metadata, vector in rows
-        }
 
 
 def die_at(owner: Any, name: str, call: int) -> None:
@@ -86,13 +72,6 @@ def run_and_die(where: str, source: Path, target: Path | str, spec: EmbedderSpec
     index(source, target, spec)
 
 
-def kill_in(where: str, source: Path, target: Path | str, spec: EmbedderSpec) -> None:
-    process = PROCESSES.Process(target=run_and_die, args=(where, source, target, spec))
-    process.start()
-    process.join(timeout=120)
-    assert process.exitcode == -signal.SIGKILL
-
-
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
     return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
@@ -116,69 +95,60 @@ def updated(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec, built:
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many passages this process has embedded since."""
-    counts: list[int] = []
-    encode = Embedder.encode_passages
-
-    def counting(self: Embedder, texts: list[str]) -> np.ndarray:
-        counts.append(len(texts))
-        return encode(self, texts)
-
-    monkeypatch.setattr(Embedder, "encode_passages", counting)
-    return lambda: sum(counts)
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return record_encoded(monkeypatch)
 
 
 @pytest.mark.parametrize("where", KILLED_IN)
 def test_a_killed_and_repeated_build_gives_the_collection_of_one_undisturbed_run(
-    where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: Callable[[], int]
+    where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: list[str]
 ) -> None:
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
-    kill_in(where, source, target, spec)
+    killed(run_and_die, where, source, target, spec)
     assert not target.exists()
     report = index(source, target, spec)
-    assert contents(target) == contents(built)
+    assert collection_contents(target) == collection_contents(built)
     chunks = report.info.chunks
-    assert encoded() == report.embedded == chunks - report.resumed
+    assert len(encoded) == report.embedded == chunks - report.resumed
     assert {
-        "splitting": encoded() == chunks,
-        "embedding": 0 < encoded() <= chunks - 512,
-        "writing": encoded() == 0,
-        "publishing": encoded() == 0,
+        "splitting": len(encoded) == chunks,
+        "embedding": 0 < len(encoded) <= chunks - 512,
+        "writing": len(encoded) == 0,
+        "publishing": len(encoded) == 0,
     }[where]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
 @pytest.mark.parametrize("where", ["embedding", "writing", "publishing"])
 def test_a_killed_update_leaves_the_old_collection_and_completes_when_repeated(
-    where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, updated: Path, encoded: Callable[[], int]
+    where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, updated: Path, encoded: list[str]
 ) -> None:
     source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
     target = Path(shutil.copytree(built, tmp_path / "chroma"))
-    kill_in(where, source, target, spec)
+    killed(run_and_die, where, source, target, spec)
     if where != "publishing":  # between its two renames the folder is away until the next run
-        assert contents(target) == contents(built)
+        assert collection_contents(target) == collection_contents(built)
     report = index(source, target, spec)
-    assert contents(target) == contents(updated)
-    assert report.resumed > 0 and encoded() == report.embedded
+    assert collection_contents(target) == collection_contents(updated)
+    assert report.resumed > 0 and len(encoded) == report.embedded
     assert (report.changes.added, report.changes.kept) == (DOCUMENTS, DOCUMENTS)
 
 
 def test_vectors_of_a_killed_run_are_reused_although_the_corpus_has_changed(
-    tmp_path: Path, spec: EmbedderSpec, encoded: Callable[[], int]
+    tmp_path: Path, spec: EmbedderSpec, encoded: list[str]
 ) -> None:
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
-    kill_in("writing", source, target, spec)
+    killed(run_and_die, "writing", source, target, spec)
     index(write_corpus(source, DOCUMENTS + 10, 10), target, spec)
-    assert encoded() == 10
-    assert contents(target)[0].documents == DOCUMENTS + 10
+    assert len(encoded) == 10
+    assert collection_contents(target)[0].documents == DOCUMENTS + 10
 
 
 def test_vectors_of_a_killed_run_under_other_settings_are_dropped_with_a_line(
     tmp_path: Path, spec: EmbedderSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
-    kill_in("writing", source, target, spec)
+    killed(run_and_die, "writing", source, target, spec)
     report = build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
     assert report.resumed == 0 and report.embedded == report.info.chunks
     assert "chunks that a run with another model or chunk size had embedded" in capsys.readouterr().out
@@ -189,7 +159,7 @@ def test_a_refused_run_keeps_the_vectors_of_a_killed_one(
 ) -> None:
     source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
     target = Path(shutil.copytree(built, tmp_path / "chroma"))
-    kill_in("writing", source, target, spec)
+    killed(run_and_die, "writing", source, target, spec)
     with pytest.raises(StoreError, match="--replace"):
         build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
     with pytest.raises(ChunkingError, match="too little"):
@@ -210,16 +180,16 @@ def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(
 
 
 def test_a_server_refuses_a_half_written_collection_and_a_repeated_build_completes_it(
-    tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: Callable[[], int]
+    tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: list[str]
 ) -> None:
     source = write_corpus(tmp_path / "corpus.jsonl")
     with chroma_server(tmp_path / "server", unused_port()) as server:
-        kill_in("embedding", source, server.url, spec)
+        killed(run_and_die, "embedding", source, server.url, spec)
         with pytest.raises(StoreError, match="is being indexed"), open_collection(server.url, "wiki"):
             pass
         report = index(source, server.url, spec)
-        assert contents(server.url) == contents(built)
-        assert 0 < encoded() == report.embedded <= report.info.chunks - 512
+        assert collection_contents(server.url) == collection_contents(built)
+        assert 0 < len(encoded) == report.embedded <= report.info.chunks - 512
         assert not index(source, server.url, spec).built
 
 

@@ -1,23 +1,21 @@
 """Shards that are built, killed in three places each, and built again: the same index as without the kill."""
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from index_builds import collection_contents, killed, record_encoded
 from tiny_embedder import save_tiny_embedder
 
 import search.indexing.build
 from search.chroma.sharded_store import ChromaIndex, ShardLayout, chroma_index
-from search.chroma.store import open_collection
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
 from search.indexing.build import BuildOptions, IndexReport, Unwritten
@@ -53,15 +51,9 @@ def index(folder: Path, spec: EmbedderSpec, **how: Any) -> IndexReport:
 
 
 def contents(folder: Path) -> list[Any]:
-    """What each shard holds, by id."""
-    layout, found = target_in(folder).layout, []
-    for number in range(SHARDS):
-        with open_collection(*layout.place(number)) as store:
-            got = store.collection.get(include=["documents", "metadatas", "embeddings"])
-            rows = zip(got["ids"], got["documents"], got["metadatas"], got["embeddings"], strict=True)
-            records = {key: (text, meta, np.float32(vector).tobytes()) for key, text, meta, vector in rows}
-            found.append((store.info, records))
-    return found
+    """Each shard's contents, by id."""
+    layout = target_in(folder).layout
+    return [collection_contents(*layout.place(number)) for number in range(SHARDS)]
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +83,8 @@ def copied(built: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The passages that this process has embedded since."""
-    passages: list[str] = []
-    encode = Embedder.encode_passages
-
-    def recording(self: Embedder, texts: Sequence[str]) -> np.ndarray:
-        passages.extend(texts)
-        return encode(self, texts)
-
-    monkeypatch.setattr(Embedder, "encode_passages", recording)
-    yield passages
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return record_encoded(monkeypatch)
 
 
 # --- results of a build ---
@@ -282,9 +265,6 @@ def test_a_build_that_is_killed_takes_its_processes_with_it_and_is_repeated(
     tmp_path: Path, built: Path, spec: EmbedderSpec
 ) -> None:
     write_corpus(tmp_path / "corpus.jsonl")
-    process = multiprocessing.get_context("forkserver").Process(target=run_and_die, args=(tmp_path, spec))
-    process.start()
-    process.join(timeout=240)
-    assert process.exitcode == -signal.SIGKILL
+    killed(run_and_die, tmp_path, spec)
     index(tmp_path, spec)
     assert contents(tmp_path) == contents(built)
