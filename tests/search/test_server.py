@@ -78,27 +78,6 @@ def embedder() -> Embedder:
 # --- the wire format ---
 
 
-def test_request_and_answer_are_those_of_search_r1(http: httpx.Client) -> None:
-    question = "who painted The Blue Gate?"
-    answer = http.post("/retrieve", json={"queries": [question], "topk": 1, "return_scores": True}).json()
-    title, text = "Mara Tesk", PASSAGES["Mara Tesk"]
-    (hit,) = answer["result"][0]
-    assert hit["document"] == {"title": title, "text": text, "contents": f"{title}\n{text}"}
-    # What Search-R1's client makes of a hit:
-    contents = hit["document"]["contents"]
-    assert (contents.split("\n")[0], "\n".join(contents.split("\n")[1:])) == (title, text)
-
-
-@pytest.mark.parametrize("more", [{}, {"topk": None}])
-def test_without_scores_items_are_plain_documents_three_a_query(
-    http: httpx.Client, more: dict[str, None]
-) -> None:
-    answer = http.post("/retrieve", json={"queries": list(QUESTIONS)[:2], **more}).json()
-    assert list(answer) == ["result"]
-    assert [len(hits) for hits in answer["result"]] == [3, 3]
-    assert set(answer["result"][0][0]) == {"title", "text", "contents"}
-
-
 def test_topk_beyond_the_corpus_gives_everything_once(http: httpx.Client) -> None:
     (hits,) = http.post("/retrieve", json={"queries": ["salt"], "topk": 100}).json()["result"]
     assert sorted(hit["title"] for hit in hits) == sorted(PASSAGES)

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from chroma_parts import NAME, build, collection_info, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search.chroma import content
 from search.chroma.content import check_files
 from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import Store, open_collection
@@ -123,6 +125,20 @@ def test_missing_vector_file_is_named_instead_of_being_opened(folder: Path, name
     next(folder.glob(f"*/{name}")).unlink()
     with pytest.raises(StoreError, match=f"is damaged: .* lacks {name}"), open_collection(folder, NAME):
         pass
+
+
+def test_another_chromadb_is_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "version", lambda _: "1.6.0")
+    refused = r"chromadb 1\.6\.0 is installed, and search/chroma/content\.py reads the private files of 1\.5"
+    with pytest.raises(StoreError, match=refused), open_collection(folder, NAME):
+        pass
+
+
+def test_vector_files_of_another_format_are_refused_by_name(folder: Path) -> None:
+    header = next(folder.glob("*/header.bin"))
+    header.write_bytes(struct.pack("<i", 2) + header.read_bytes()[4:])
+    with pytest.raises(StoreError, match=r"header\.bin is in format 2, and chromadb 1\.5 writes format 1"):
+        check_files(folder)
 
 
 @given(st.sampled_from(["data_level0.bin", "length.bin", "header.bin", DATABASE_FILE]), st.floats(0, 0.9999))
