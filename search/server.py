@@ -178,9 +178,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--chroma-path", nargs="+", help="Chroma folder or server address; for shards several"
-    )
+    which.add_argument("--chroma-path", nargs="+", help="Chroma folder or server address; for shards several")
     which.add_argument("--faiss-path", help="FAISS index: a file, or a folder as built by search.index")
     add("--collection", help="collection of the Chroma to serve")
     add("--shards", type=_at_least(1), default=1, help="shards of the collection (default: %(default)s)")

@@ -49,7 +49,9 @@ def adopt(
     embedder = Embedder(spec)
     with connect(place) as client:
         handle = get_collection(client, place, collection)
-        distance = _distance(handle)
+        configuration: Mapping[str, Any] = handle.configuration
+        graph = configuration.get("hnsw") or configuration.get("spann") or {}
+        distance = str(graph.get("space") or "l2")
         if why := _difference(handle, count, embedder, distance):
             raise _refusal(place, collection, why)
         info = CollectionInfo(
@@ -71,12 +73,6 @@ def adopt(
     if place.folder:
         record_content(place.folder, collection)
     return info
-
-
-def _distance(handle: chromadb.Collection) -> str:
-    configuration: Mapping[str, Any] = handle.configuration
-    graph = configuration.get("hnsw") or configuration.get("spann") or {}
-    return str(graph.get("space") or "l2")
 
 
 def _difference(handle: chromadb.Collection, count: int, embedder: Embedder, distance: str) -> str | None:

@@ -9,7 +9,7 @@ whole, so that shards of two versions are never taken for one index.
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from dataclasses import replace as changed
@@ -140,7 +140,12 @@ def _build_shards(
         nonlocal judge
         if judge is not None:
             once, judge = judge, None
-            once(_planned(target, number, planned, sum(map(_bytes_of, [folder, *_folders(targets)]))))
+            shards = [one.folder for one in targets if one.folder]
+            builds = [path.with_name(f".{path.name}.building") for path in shards]
+            files = [
+                file for path in [folder, *shards, *builds] for file in path.rglob("*") if file.is_file()
+            ]
+            once(_planned(target, number, planned, sum(file.stat().st_size for file in files)))
 
     with closing(IndexJournal(folder / "survey.sqlite3")) as journal:
         surveyed = journal.survey(corpus)
@@ -254,14 +259,3 @@ def _planned(target: Shards, number: int, of_one: Planned, there: int) -> Planne
         of_one.operations,
         there,
     )
-
-
-def _folders(targets: Sequence[Collection]) -> Iterator[Path]:
-    """The folders of shards, and of their builds."""
-    for one in targets:
-        if one.folder is not None:
-            yield from (one.folder, one.folder.with_name(f".{one.folder.name}.building"))
-
-
-def _bytes_of(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
