@@ -72,9 +72,7 @@ def model_identity(name: str) -> str:
 
 
 def default_dtype(device: str) -> str:
-    """Return the fastest torch dtype that keeps the ranking: bfloat16 from Ampere on, float16, or float32
-    (CPU).
-    """
+    """Return the fastest torch dtype that keeps the ranking: bfloat16 from Ampere on, float16, or float32."""
     import torch
 
     if torch.device(device).type != "cuda":
@@ -242,7 +240,6 @@ class Embedder:
 
 
 def _local_folder(name: str) -> Path | None:
-    """Return the model's folder, None if it is not on this machine."""
     if name == PACKAGED_EMBEDDER:
         package = importlib.util.find_spec(PACKAGED_MODULE)
         if package is None or not package.submodule_search_locations:
@@ -263,6 +260,5 @@ def _local_folder(name: str) -> Path | None:
 
 
 def _weights(folder: Path, where: str = "") -> list[Path]:
-    """Return the weight files of the preferred format."""
     formats = (sorted(folder.glob(where + pattern)) for pattern in WEIGHT_PATTERNS)
     return next(filter(None, formats), [])

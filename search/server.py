@@ -111,7 +111,7 @@ def wait_for_store(index: Index, wait_s: float = INDEX_WAIT_S) -> StoredIndex:
 
 
 def _exit_in_time() -> None:
-    """Exit after `EXIT_S` seconds if the process is still running; its encoders exit with it."""
+    """Exit after `EXIT_S` seconds if the process is still running, and its encoders with it."""
 
     def exit() -> None:
         print(f"still running after {EXIT_S:g} s, so something hangs: exiting", file=sys.stderr, flush=True)

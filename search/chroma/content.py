@@ -97,7 +97,6 @@ def check_files(folder: Path) -> None:
 
 
 def _vector_fault(vectors: Path) -> str | None:
-    """Return the fault of a collection's vector files, or None if they are complete."""
     missing = [name for name in _VECTOR_FILES if not (vectors / name).is_file()]
     if "header.bin" in missing:
         return f"{vectors.name} lacks header.bin"

@@ -197,9 +197,7 @@ def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
 
 
 def _check_server(place: ChromaPlace, headers: dict[str, str], timeout: httpx.Timeout) -> None:
-    """Raise StoreError unless a Chroma with the database answers in time; Chroma's client would wait for
-    ever.
-    """
+    """Raise StoreError unless a Chroma with the database answers. Chroma's client would wait for ever."""
     path = f"/api/v2/tenants/{place.tenant}/databases/{place.database}"
     try:
         answer = httpx.get(place.url + path, headers=headers, timeout=timeout)

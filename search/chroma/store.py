@@ -76,10 +76,7 @@ DRAW = "draw"
 """The key, in each record's metadata, of a number by the hash of its id: samples are drawn by it."""
 DRAWS = 2**16  # How many such numbers there are: 320 of 21 million records share one, two pages from a server
 _DRAWN_TOGETHER = 2000  # Most numbers per call: SQLite limits a query's variables
-_DRAWN_IDS = 5000
-"""Ids drawn at a time. Each query by metadata scans the collection, some 0.2 µs a record, so few large ones
-are best.
-"""
+_DRAWN_IDS = 5000  # Ids drawn at a time: each query by metadata scans the collection, some 0.2 µs a record
 
 
 def sync_threshold(vectors: int) -> int:
@@ -134,7 +131,7 @@ def iter_documents(
 def _documents(
     handles: Sequence[chromadb.Collection], records: Iterator[tuple[str, int]], batch: int
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield (id, title, text) of records in their order; a record is its id and its collection's index."""
+    """Yield (id, title, text) of records in their order. A record is its id and its collection's index."""
     while wanted := list(islice(records, batch)):
         found: dict[str, tuple[Mapping[str, Any] | None, str | None]] = {}
         for number in {number for _, number in wanted}:
@@ -179,7 +176,6 @@ def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iter
 
 
 def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> list[str]:
-    """The ids of the records with these draws."""
     found: list[str] = []
     asked: Any = {DRAW: {"$in": draws}}
     is_last = False
@@ -280,7 +276,7 @@ class Store:
         raise StoreUnavailable(f"collection {self.name!r} in {self.place} is being replaced")
 
     def _ready(self) -> "_OpenCollection":
-        """Return the open collection, reopened if necessary; hold the lock."""
+        """Return the open collection, reopened if necessary. Hold the lock."""
         if self._opened is not None and self._opened.is_stale():
             self._drop()
         if self._opened is None:
@@ -391,7 +387,6 @@ class _OpenCollection:
         return handle.id == self.collection.id and CollectionInfo.from_metadata(handle.metadata) == self.info
 
     def _stat(self) -> tuple[int, int, int, int]:
-        """Return device, inode, time and size of the folder's database file."""
         assert self._place.folder is not None
         try:
             found = os.stat(self._place.folder / DATABASE_FILE)

@@ -94,8 +94,7 @@ class FaissFiles:
 
 
 def find_files(path: Path | str, corpus: Path | str | None = None) -> FaissFiles:
-    """Return the files of the index at `path`, a file or a folder. `corpus` defaults to the one .jsonl next
-    to it.
+    """Return the files of the index at `path`. `corpus` defaults to the one .jsonl next to it.
 
     Raises StoreNotReady if either is missing, StoreError if it cannot be an index.
     """

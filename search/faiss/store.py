@@ -38,9 +38,7 @@ from search.wire import ScoredPassage
 log = logging.getLogger("search.server")
 
 SAME_CODE_COSINE = 0.7
-"""Least cosine of a vector with its code (PQ, SQ) in an index. A bound, not a measurement: another model's
-vector of the text is about orthogonal.
-"""
+"""Least cosine of a vector with its code. A bound: another model's vector is about orthogonal."""
 _UNIT = 1e-2  # How far a stored unit vector's length may be from 1; some indices are made in half precision
 _UNRECORDED = "unrecorded"
 _COSINE = {
@@ -147,9 +145,7 @@ class FaissStore:
         return self.files.check_content()
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
-        """Return each row's nearest passages, as `StoredIndex.query`. An IVF index may find fewer than
-        `topk`.
-        """
+        """Return each row's nearest passages, as `StoredIndex.query`. IVF may find fewer than `topk`."""
         vectors = np.ascontiguousarray(embeddings, dtype=np.float32)
         wanted = min(topk, self.info.chunks)
         try:
@@ -193,7 +189,7 @@ class FaissStore:
         return there
 
     def _ready(self) -> "_OpenFiles":
-        """Return the open files, reopened if they changed; hold the lock."""
+        """Return the open files, reopened if they changed. Hold the lock."""
         if self._opened.is_unchanged():
             return self._opened
         try:
@@ -260,9 +256,7 @@ class _OpenFiles:
         return f'"{passage.title}"\n{passage.text}'  # of a corpus without contents, as Search-R1 makes them
 
     def _describe(self) -> CollectionInfo:
-        """Return how the index was built: recorded or, for another tool's, as far as visible; raises
-        StoreError.
-        """
+        """Return how the index was built, as recorded or visible. Raises StoreError."""
         index, files = self.index, self.files
         if index.metric_type not in _COSINE or isinstance(index, faiss.IndexIDMap):
             raise StoreError(
@@ -286,7 +280,6 @@ class _OpenFiles:
         return info
 
     def _stat(self) -> list[tuple[int, int, int, int]]:
-        """Return device, inode, time and size of both files."""
         found = map(os.stat, (self.files.index, self.files.corpus))
         return [(state.st_dev, state.st_ino, state.st_mtime_ns, state.st_size) for state in found]
 
@@ -301,7 +294,6 @@ def _shuffled(count: int, rng: random.Random) -> Iterator[int]:
 
 
 def _read(files: FaissFiles) -> Any:
-    """Map the index. Raises StoreNotReady for a bad or cut-off file."""
     try:
         return map_index(files.index)
     except (RuntimeError, OSError) as error:
@@ -312,14 +304,12 @@ def _read(files: FaissFiles) -> Any:
 
 
 def _keeps_vectors(index: Any) -> bool:
-    """Whether vectors are kept as they are, not as codes or rotated."""
     if isinstance(index, faiss.IndexHNSW):
         return isinstance(faiss.downcast_index(index.storage), faiss.IndexFlat)
     return isinstance(index, faiss.IndexFlat | faiss.IndexIVFFlat)
 
 
 def _set_breadth(index: Any, wanted: FaissIndex) -> None:
-    """Set how much of an approximate index a query inspects."""
     inner = faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
     if isinstance(inner, faiss.IndexHNSW):
         inner.hnsw.efSearch = wanted.ef_search
@@ -343,10 +333,7 @@ def map_index(path: Path) -> Any:
 
 
 def on_device(index: Any, device: str, size: int) -> Any:
-    """Return the index on the torch device if possible, else as given. Logs which.
-
-    `size` is the bytes that it takes there.
-    """
+    """Return the index on the torch device if its `size` bytes fit there, else as given. Logs which."""
     if device == "cpu":
         return index
     number = int(device.partition(":")[2] or 0)
@@ -359,7 +346,6 @@ def on_device(index: Any, device: str, size: int) -> Any:
 
 
 def _obstacle(index: Any, number: int, size: int) -> str | None:
-    """Why an index cannot be moved to a GPU, or None if it can."""
     import torch
 
     if faiss.get_num_gpus() <= number:

@@ -118,13 +118,11 @@ class Boundaries:
                 yield match.end()
 
     def _around(self, place: int) -> Span | None:
-        """The whole part that a cut here would tear, if any."""
         until = bisect_left(self._whole, Span(place, 0))
         near = self._whole[max(until - 2, 0) : until]
         return next((span for span in near if place < span.end), None)
 
 
 def _last_of(places: list[int], least: int, most: int) -> int | None:
-    """The last of some sorted places within bounds."""
     found = bisect_right(places, most)
     return places[found - 1] if found and places[found - 1] >= least else None

@@ -220,9 +220,7 @@ class Build:
         return IndexReport(info, True, surveyed, 0.0, changes, missing, resumed, is_written), unwritten
 
     def _whole(self) -> Mapping[str, Any] | None:
-        """Return the existing collection's metadata, with hashes added. None without one, or if damaged and
-        replaceable.
-        """
+        """Return the existing collection's metadata, None if missing, or damaged and replaceable."""
         existing = self.target.metadata()
         if CollectionInfo.from_metadata(existing) is None:
             return existing
@@ -256,9 +254,7 @@ class Build:
         return None
 
     def _reuse(self, journal: IndexJournal, changes: Changes | None) -> int:
-        """Add an index's unchanged vectors to the journal, if it cannot be changed in place. Returns their
-        number.
-        """
+        """Add unchanged vectors of an index that is replaced as a whole. Returns their number."""
         if changes is None or isinstance(self.target, Collection):
             return 0
         count = journal.reuse(self.target.embedded())
@@ -291,7 +287,6 @@ class Build:
         return Planned(size, left, missing, self.encoder.operations, path.stat().st_size)
 
     def _embed(self, journal: IndexJournal, units: int) -> Embedded:
-        """Yield chunks without vectors, with their vectors, a unit at a time."""
         if self.options.workers > 1:
             from search.indexing.distributed import embed_with_ray
 

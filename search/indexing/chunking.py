@@ -162,7 +162,6 @@ class Chunker:
         budget: int,
         boundaries: Boundaries,
     ) -> Cut:
-        """Return where the chunk that begins with the window ends."""
 
         def fits(part: Span) -> bool:
             is_small = part.end - part.start <= self.limit * CHARACTERS_PER_TOKEN

@@ -54,9 +54,7 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Collection:
-    """A collection by name in a Chroma, which need not exist yet, with `shard` and `whole` as in
-    `CollectionInfo`.
-    """
+    """A collection by name in a Chroma, which need not exist yet (`shard`, `whole`: see `CollectionInfo`)."""
 
     place: ChromaPlace
     name: str
@@ -123,9 +121,7 @@ class Collection:
     def write_folder(
         self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
     ) -> None:
-        """Write the collection (or an `update`) to `work` from the journal, and rename it to the target's
-        folder.
-        """
+        """Write the collection (or an `update`) to `work` from the journal, and rename it into place."""
         folder = self.place.folder
         assert folder is not None
         shutil.rmtree(work, ignore_errors=True)  # of a run that was killed here

@@ -43,9 +43,8 @@ class _Encoder:
 def embed_with_ray(
     journal: IndexJournal, units: int, spec: EmbedderSpec, workers: int
 ) -> Iterator[tuple[list[JournalRow], np.ndarray]]:
-    """Yield chunks without vectors, with their vectors, a unit at a time, in any order.
-
-    Raises StoreError if the cluster lacks the GPUs or cores for `workers`.
+    """Yield chunks and vectors, a unit at a time, in any order. Raises StoreError without enough GPUs or
+    cores.
     """
     if not units:
         return

@@ -91,9 +91,7 @@ class FaissFolder:
                 )
 
     def embedded(self) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Yield each existing chunk (document, digest, part, parts, id, title, text) with its vector, if
-        kept.
-        """
+        """Yield each chunk (document, digest, part, parts, id, title, text) with its vector, if kept."""
         record = self.files.read_record()
         if record is None or record.kind not in ("flat", "hnsw"):
             return
@@ -134,7 +132,6 @@ class FaissFolder:
 
 
 def _empty(kind: str, journal: IndexJournal, info: CollectionInfo, units: int) -> Any:
-    """An index without vectors. Raises StoreError if there are too few to train one."""
     index: Any
     if kind == "flat":
         return faiss.IndexFlatIP(info.dimension)

@@ -196,9 +196,7 @@ class IndexJournal:
         return Survey(f"{total % 2**256:064x}", documents, duplicates, reading, examples)
 
     def compare(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> Changes:
-        """Find the unchanged documents: same digest, and all their `chunks` exist (id, document, digest,
-        parts).
-        """
+        """Find unchanged documents: same digest, and all `chunks` exist (id, document, digest, parts)."""
         with self.transaction():
             self._db.executemany("INSERT INTO existing VALUES (?, ?, ?, ?)", chunks)
             self._db.execute(
@@ -249,9 +247,7 @@ class IndexJournal:
         return self._number("SELECT count(*) FROM existing") - sum(1 for _ in self.stale_chunks())
 
     def select_unsplit(self) -> tuple[int, int]:
-        """Find documents to split, and drop chunks no longer needed. Returns both numbers (documents,
-        vectors).
-        """
+        """Find documents to split, and drop vectors no longer needed. Returns both numbers."""
         with self.transaction():
             self._db.execute(
                 "DELETE FROM chunks WHERE document IN (SELECT document FROM kept) OR NOT EXISTS "

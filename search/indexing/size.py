@@ -77,9 +77,7 @@ class IndexSize:
 
     @property
     def graph_seconds(self) -> tuple[float, float]:
-        """Seconds on two cores, low and high: with the graph's size, a vector costs its logarithm to its cube
-        root.
-        """
+        """Seconds on two cores, low and high: a vector costs the graph's logarithm to its cube root."""
         each = GRAPH_S * self.dimension / GRAPH_DIMENSION
         more = max(self.chunks, 2) / GRAPH_VECTORS
         low, high = sorted((math.log(max(self.chunks, 2)) / math.log(GRAPH_VECTORS), more ** (1 / 3)))
@@ -109,9 +107,7 @@ class ShardedSize(IndexSize):
 
     @property
     def graph_seconds(self) -> tuple[float, float]:
-        """Seconds to insert the vectors: low if parallel writers do not slow each other down, high if they
-        do.
-        """
+        """Seconds to insert the vectors: low if parallel writers do not slow each other down."""
         each = IndexSize(self.chunks // self.shards, self.dimension, self.text_bytes // self.shards)
         low, high = each.graph_seconds
         return self.shards * low / self._at_once, self.shards * high

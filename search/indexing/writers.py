@@ -63,7 +63,6 @@ class Writers:
         self._running[name] = _Running(process, answer, time.monotonic())
 
     def _wait(self, most: int) -> None:
-        """Wait until at most `most` processes are left."""
         while len(self._running) > most:
             wait([running.process.sentinel for running in self._running.values()])
             for name, running in list(self._running.items()):
@@ -74,7 +73,6 @@ class Writers:
 
 
 def _check(name: str, running: _Running) -> None:
-    """Raise a process's error."""
     running.process.join()
     try:
         error: Any = running.answer.recv()
@@ -88,7 +86,6 @@ def _check(name: str, running: _Running) -> None:
 
 
 def _write(name: str, unwritten: Unwritten, answer: Connection, parent: int) -> None:
-    """Write a shard, in its own process."""
     if not die_with(parent, signal.SIGKILL):
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends this process

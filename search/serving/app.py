@@ -351,10 +351,8 @@ def _describe_retrieve(app: FastAPI, with_token: bool) -> None:
 
 
 def _security(with_token: bool) -> list[params.Depends]:
-    """The token in the OpenAPI document. Other code compares it."""
     return [Security(HTTPBearer(auto_error=False))] if with_token else []
 
 
 def _failures(reasons: dict[int, str]) -> dict[int | str, dict[str, Any]]:
-    """Describe the answers other than 200 for the OpenAPI document."""
     return {status: {"model": Failure, "description": reason} for status, reason in reasons.items()}

@@ -117,9 +117,7 @@ class Batcher(Generic[Answer]):
             )
 
     def submit(self, texts: Sequence[str], topk: int, urgent: bool = False) -> list[Query[Answer]]:
-        """Queue one request's queries, at the head if `urgent`, after `check_room`. Futures raise what they
-        met.
-        """
+        """Queue one request's queries, at the head if `urgent`, after `check_room`."""
         self._requests += 1
         now = time.monotonic()
         queries = [Query(text, topk, self._requests, self._loop.create_future(), now) for text in texts]

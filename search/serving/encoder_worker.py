@@ -23,9 +23,7 @@ from search.serving.encoders import CANARY, EncodeFailed, EncodeRequest, LoadReq
 
 
 def split_by_length(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield the positions of `texts` in groups, shortest first: at most twice the shortest, plus 64
-    characters.
-    """
+    """Yield positions of `texts` in groups, shortest first, up to twice the shortest plus 64 characters."""
     group: list[int] = []
     for position in sorted(range(len(texts)), key=lambda position: len(texts[position])):
         if group and len(texts[position]) > 2 * len(texts[group[0]]) + 64:

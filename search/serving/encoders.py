@@ -168,9 +168,7 @@ class EncoderPool:
             await asyncio.wait(ends, timeout=_END_S)
 
     async def encode(self, texts: Sequence[str], passages: bool = False) -> np.ndarray:
-        """Return unit vectors (len(texts), dimension), float32. At most `ready` calls at once. Raises
-        EncoderDied, EncodeFailed.
-        """
+        """Return unit vectors, float32, in at most `ready` calls at once. Raises EncoderDied, EncodeFailed."""
         if not self._idle:
             raise EncoderDied
         replica = self._idle.pop()
@@ -192,7 +190,6 @@ class EncoderPool:
         return task
 
     async def _start(self, number: int) -> ModelInfo:
-        """Start a process and load the model. Raises EmbedderError, EncoderDied or OSError."""
         replica = _Replica(number)
         self._replicas.add(replica)
         try:
@@ -227,7 +224,6 @@ class EncoderPool:
                 return
 
     async def _end(self, replica: _Replica) -> int:
-        """Kill the process if it runs, and return its exit code."""
         replica.kill()
         if replica in self._idle:
             self._idle.remove(replica)

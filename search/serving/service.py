@@ -219,7 +219,6 @@ class Retrieval:
             )
 
     def _find(self, vectors: np.ndarray, topk: int) -> list[Hits]:
-        """Search the index and convert the hits, in a thread."""
         return [
             Hits(tuple(_to_json(hit["document"]) for hit in hits), tuple(hit["score"] for hit in hits))
             for hits in self.store.query(vectors, topk)

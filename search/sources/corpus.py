@@ -91,9 +91,7 @@ class Corpus:
     on_bad: OnBad = "stop"
 
     def read(self, reading: Reading | None = None) -> Iterator[tuple[int, Document]]:
-        """Yield the documents, numbered alike in each pass, and fill `reading`. Raises CorpusError for no
-        source.
-        """
+        """Yield the documents, numbered alike in each pass, and fill `reading`. Raises CorpusError."""
         reading = Reading() if reading is None else reading
         for number, found in enumerate(self._all(reading), start=1):
             if isinstance(found, Fault):

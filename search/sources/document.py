@@ -89,7 +89,6 @@ _FILE_FIELDS = {"id", "title", "text", "markdown"}
 
 
 def _there(record: Mapping[str, Any]) -> str:
-    """The record's fields, and the key that names the text."""
     if not record:
         return "the record is empty"
     names = ", ".join(list(map(str, record))[:12]) + (", …" if len(record) > 12 else "")

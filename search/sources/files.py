@@ -130,9 +130,7 @@ class _Raw(io.RawIOBase):
 
 @contextmanager
 def open_text(path: Path, used: "Callable[[Encoding], object]") -> Iterator[IO[str]]:
-    """Open a text file in its encoding, which `used` gets. Only `\\n` ends a line. Raises ValueError for
-    binary data.
-    """
+    """Open a text file in its encoding, which `used` gets. Only `\\n` ends a line. Raises ValueError."""
     with open_bytes(path) as stream:
         encoding = encoding_of(stream)
     used(encoding)

@@ -47,7 +47,6 @@ def rst_to_html(text: str) -> str:
 
 
 def _register(text: str) -> None:
-    """Register the roles and directives that a text uses."""
     from docutils.frontend import get_default_settings
     from docutils.parsers.rst import Parser, directives, roles
     from docutils.parsers.rst.languages import get_language
@@ -75,7 +74,6 @@ def _shown(name: str, raw: str, text: str, *_: Any, **__: Any) -> tuple[list[Any
 
 
 def _contents() -> type:
-    """A directive that shows its argument and its contents."""
     from docutils import nodes
     from docutils.parsers.rst import Directive, directives
 
