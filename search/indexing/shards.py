@@ -3,11 +3,14 @@
     report = build_index("corpus.jsonl", "chromadb", "wiki", EmbedderSpec("packaged-minilm"))
 
 A sharded corpus is surveyed as a whole, then cut into a file per shard. This process embeds shard after
-shard, while others insert the earlier ones (`search.indexing.writers`). Each shard records the version of the
+shard, while others insert the earlier ones. Each shard records the version of the
 whole, so that shards of two versions are never taken for one index.
 """
 
 import json
+import multiprocessing
+import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -15,18 +18,26 @@ from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
 from itertools import chain
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from setproctitle import setproctitle
+
+from drzero.ops.process.keeper import die_with
 from search.chroma.location import ChromaPlace
 from search.chroma.sharded_store import ShardLayout, shard_of, whole_of
 from search.chroma.store import BEING_WRITTEN
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
 from search.indexing.build import (
+    JOURNAL,
     Build,
     BuildOptions,
     IndexReport,
+    Unwritten,
     as_settings,
     naming_a_full_disk,
     needs_replace,
@@ -35,9 +46,8 @@ from search.indexing.build import (
 )
 from search.indexing.chunking import Chunking
 from search.indexing.collection import Collection, settings_of
-from search.indexing.journal import Changes, IndexJournal
+from search.indexing.journal import PROGRESS, Changes, IndexJournal
 from search.indexing.size import IndexSize, Planned, ShardedSize
-from search.indexing.writers import Writers
 from search.sources.corpus import Corpus
 from search.stored_index import CollectionInfo
 
@@ -259,3 +269,83 @@ def _planned(target: Shards, number: int, of_one: Planned, there: int) -> Planne
         of_one.operations,
         there,
     )
+
+
+# --- processes that write shards: each inserts with one core, and dies with this process ---
+
+_PROCESSES = multiprocessing.get_context("spawn")  # Not forked: this process has threads, of torch and Chroma
+
+
+class _Running(NamedTuple):
+    process: SpawnProcess
+    answer: Connection
+    started: float
+
+
+class Writers:
+    """At most `most` processes, each writing a shard."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._running: dict[str, _Running] = {}
+
+    def __enter__(self) -> "Writers":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Wait until everything is written, or end the processes after an error."""
+        try:
+            if kind is None:
+                self._wait(0)
+        finally:
+            for running in self._running.values():
+                running.process.kill()
+                running.process.join()
+
+    def start(self, name: str, unwritten: Unwritten) -> None:
+        """Write a shard in its own process. Raises the error of any that failed."""
+        self._wait(self._most - 1)
+        answer, its_answer = _PROCESSES.Pipe(duplex=False)
+        process = _PROCESSES.Process(target=_write_shard, args=(name, unwritten, its_answer, os.getpid()))
+        process.start()
+        its_answer.close()
+        self._running[name] = _Running(process, answer, time.monotonic())
+
+    def _wait(self, most: int) -> None:
+        while len(self._running) > most:
+            wait([running.process.sentinel for running in self._running.values()])
+            for name, running in list(self._running.items()):
+                if not running.process.is_alive():
+                    del self._running[name]
+                    _check_ended(name, running)
+                    print(f"{name} is written, {time.monotonic() - running.started:.1f} s", flush=True)
+
+
+def _check_ended(name: str, running: _Running) -> None:
+    running.process.join()
+    try:
+        error: Any = running.answer.recv()
+    except EOFError:  # it was ended before it could answer
+        raise StoreError(
+            f"the process that wrote {name} was ended (exit code {running.process.exitcode}; -9 is often a "
+            "lack of memory): run it again, it resumes, with fewer indexing.writers where memory is short"
+        ) from None
+    if error is not None:
+        raise error
+
+
+def _write_shard(name: str, unwritten: Unwritten, answer: Connection, parent: int) -> None:
+    if not die_with(parent, signal.SIGKILL):
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends this process
+    setproctitle(f"drzero: writes {name}")
+    PROGRESS["disable"] = True  # its bar would be drawn over the parent's
+    try:
+        unwritten.write()
+        (unwritten.work / JOURNAL).unlink()  # of the index's size
+    except Exception as error:  # of many types from Chroma, SQLite and the system: the parent raises it
+        answer.send(error)
+    else:
+        answer.send(None)

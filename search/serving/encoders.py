@@ -168,7 +168,7 @@ class EncoderPool:
             await asyncio.wait(ends, timeout=_END_S)
 
     async def encode(self, texts: Sequence[str], passages: bool = False) -> np.ndarray:
-        """Return unit vectors, float32, in at most `ready` calls at once. Raises EncoderDied, EncodeFailed."""
+        """Return unit vectors, float32, in up to `ready` calls at once. Raises EncoderDied, EncodeFailed."""
         if not self._idle:
             raise EncoderDied
         replica = self._idle.pop()

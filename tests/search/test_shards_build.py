@@ -21,9 +21,8 @@ from search.errors import StoreError
 from search.indexing.build import BuildOptions, IndexReport, Unwritten
 from search.indexing.chunking import Chunking
 from search.indexing.journal import IndexJournal
-from search.indexing.shards import Shards, build, build_index
+from search.indexing.shards import Shards, Writers, build, build_index
 from search.indexing.size import Planned
-from search.indexing.writers import Writers
 
 DOCUMENTS, CHUNKING, SHARDS = 60, Chunking(64, 8), 2
 TOGETHER = 30
