@@ -1,4 +1,4 @@
-"""The command line itself: how it reports errors, what it does not import, and its help."""
+"""The command line: its errors, its imports, its help."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from drzero.recipe.settings.schema import own_keys, schema_of
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError, 2), (RunFailed, 1), (OutOfTime, 75)])
-def test_an_error_of_the_family_is_one_line_and_its_exit_code(
+def test_one_of_our_errors_is_one_line_and_its_exit_code(
     error: type[UserError | RunFailed | OutOfTime],
     code: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -58,7 +58,7 @@ def test_the_help_fits_a_screen_and_names_every_command(capsys: pytest.CaptureFi
         assert 0 < len(command.about) <= 30 and any(f"  {name} " in f"{line} " for line in lines)
 
 
-def test_of_a_dotenv_file_only_known_names_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dotenv_file_sets_only_known_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".env").write_text(f"PYTHONPATH={tmp_path}\nLD_PRELOAD=x.so\nHF_TOKEN=planted\n")
     monkeypatch.chdir(tmp_path)
     for name in ("PYTHONPATH", "LD_PRELOAD", "HF_TOKEN"):

@@ -1,4 +1,4 @@
-"""`drzero fetch-models` against a hub on loopback: what it takes, what it leaves, what it says."""
+"""`drzero fetch-models` against a hub on loopback."""
 
 from __future__ import annotations
 
@@ -84,11 +84,11 @@ def test_a_stages_models_and_its_embedder_are_fetched_in_one_format(session: Fet
     assert (snapshot / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_what_is_cached_is_not_fetched_again_by_the_stage_or_the_loop(session: Fetched) -> None:
+def test_cached_files_are_not_fetched_again(session: Fetched) -> None:
     assert len(session.fetched) == len(set(session.fetched))
 
 
-def test_stages_whose_models_are_there_or_are_fetched_end_well(session: Fetched) -> None:
+def test_stages_with_local_or_fetched_models_succeed(session: Fetched) -> None:
     assert session.codes[:4] == [0, 0, 0, 0], session.errors
 
 
@@ -98,7 +98,7 @@ def test_a_model_that_the_hub_does_not_have_is_one_line_with_its_key(session: Fe
     assert "base_model: org/polisy could not be downloaded from the hub" in line
 
 
-def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path) -> None:
+def test_a_silent_hub_is_one_line(tmp_path: Path) -> None:
     codes, errors = fetch("http://127.0.0.1:9", tmp_path, ["challenger", *STAGE])
     assert codes == [2]
     (line,) = errors
@@ -113,16 +113,20 @@ def test_offline_nothing_is_asked_for(
     assert "nothing is downloaded" in capsys.readouterr().out
 
 
-def test_the_stage_has_to_be_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fetch-models"]) == 2
     assert "name a stage" in capsys.readouterr().err
 
 
-def test_of_several_formats_safetensors_are_wanted() -> None:
-    names = ["config.json", "a.bin", "a.safetensors", "onnx/model.onnx", "onnx/config.json", "README.md"]
-    assert wanted_files(names) == ["a.safetensors", "config.json"]
-
-
-def test_without_safetensors_the_other_weights_are_wanted() -> None:
-    names = ["config.json", "pytorch_model.bin", "flax_model.msgpack"]
-    assert wanted_files(names) == ["config.json", "pytorch_model.bin"]
+@pytest.mark.parametrize(
+    ("names", "wanted"),
+    [
+        (
+            "config.json a.bin a.safetensors onnx/model.onnx onnx/config.json README.md",
+            "a.safetensors config.json",
+        ),
+        ("config.json pytorch_model.bin flax_model.msgpack", "config.json pytorch_model.bin"),
+    ],
+)
+def test_weights_are_wanted_in_one_format_safetensors_first(names: str, wanted: str) -> None:
+    assert wanted_files(names.split()) == wanted.split()

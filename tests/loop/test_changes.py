@@ -1,4 +1,4 @@
-"""Changes of exact match by hand, by published examples and by their bounds, over questions and seeds."""
+"""Changes of exact match over questions and seeds: by hand, published examples, and bounds."""
 
 import json
 from math import comb
@@ -29,7 +29,7 @@ def change_of(both: int, lost: int, gained: int, neither: int) -> ExactMatchChan
     [((1, 1, 7, 12), 0.026, 0.507), ((59, 6, 16, 80), 0.0046, 0.1186)],
     ids=["Bentur 2009", "Cavo 2012"],
 )
-def test_the_interval_is_that_of_published_examples(
+def test_the_interval_agrees_with_published_examples(
     counts: tuple[int, int, int, int], low: float, high: float
 ) -> None:
     """As R's contingencytables gives them, with the opposite sign."""
@@ -42,7 +42,7 @@ def test_the_p_value_is_binomial_in_the_questions_that_differ() -> None:
     assert change.p == pytest.approx(2 * (comb(9, 0) + comb(9, 1)) / 2**9)
 
 
-def test_nothing_right_before_and_after_is_no_certainty() -> None:
+def test_without_any_right_answer_the_interval_still_has_a_width() -> None:
     change = change_of(both=0, lost=0, gained=0, neither=100)
     assert (change.effect, change.p) == (0, 1)
     assert change.low == pytest.approx(-0.037, abs=1e-3) and change.high == pytest.approx(0.037, abs=1e-3)

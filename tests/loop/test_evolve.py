@@ -1,8 +1,8 @@
-"""The whole loop on tiny models: cut off in the middle, run again, and then asked to do what it must refuse.
+"""The whole loop on tiny models: cut off in the middle, rerun, and then asked for things it must refuse.
 
-The first tier asserts on `launched_loop`, which a container's preemption has cut off, and runs the same loop
-on its folder from here. The second kills a loop of its own in three stages (see `chaos.py` for what is
-checked), and then has a stage of it done again; all six points of every stage are `make chaos`.
+The first tier uses `launched_loop`, which a container's preemption has cut off, and reruns it. The second
+kills its own loop in three stages (`chaos.py` checks it), and redoes one. `make chaos` has all six points of
+every stage.
 """
 
 import json
@@ -18,6 +18,7 @@ from documented import left_by_a_run
 from launched_loop import CUT, LaunchedLoop
 
 from drzero.cli import main
+from drzero.loop import plan
 from drzero.loop.evolve import _run_stage, run_evolve
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import compose_loop, plan_loop
@@ -32,14 +33,7 @@ KILLS = [
     Kill("evaluate", "at 60% of the answers", "tree"),
 ]
 """Synthesize and merge are killed by their own tests, and `launched_loop` is preempted in synthesize."""
-STAGES = (
-    "evaluate_iter0",
-    "challenger_iter1",
-    "synthesize_iter1",
-    "solver_iter1",
-    "merge_iter1",
-    "evaluate_iter1",
-)
+STAGES = ("evaluate_iter0", *(f"{stage}_iter1" for stage in plan.STAGES))
 
 
 @dataclass
@@ -113,7 +107,7 @@ def test_the_manifest_accounts_for_every_stage(launched_loop: LaunchedLoop) -> N
     assert all(entries[name].tokens > 0 for name in STAGES if not name.startswith("merge"))
 
 
-def test_every_file_that_it_leaves_is_in_the_docs(launched_loop: LaunchedLoop) -> None:
+def test_the_docs_describe_every_file_it_leaves(launched_loop: LaunchedLoop) -> None:
     folder, described = launched_loop.mounted, left_by_a_run()
     left = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     left = [path if path.startswith("launches/") else f"outputs/checkpoints/{path}" for path in left]
@@ -170,7 +164,7 @@ def test_a_changed_output_of_a_finished_stage_is_refused(launched_loop: Launched
 
 
 @pytest.mark.slow("an evaluation once more; test_loop_state.py counts what would be done again")
-def test_from_a_stage_on_everything_is_done_again(attacked: Attacked, drzero: DrZero) -> None:
+def test_from_redoes_a_stage(attacked: Attacked, drzero: DrZero) -> None:
     folder = attacked.loop.checkpoints / "evaluate_iter1"
     before = (folder / "answers.jsonl").stat().st_mtime_ns
     run = drzero("evolve", "--from", "evaluate_iter1", *attacked.arguments)
@@ -179,14 +173,14 @@ def test_from_a_stage_on_everything_is_done_again(attacked: Attacked, drzero: Dr
     assert attacked.manifest.entry("evaluate_iter1").starts == 1
 
 
-def test_from_an_unknown_stage_is_refused_with_the_stages_there_are(
+def test_from_an_unknown_stage_is_refused_with_the_known_ones(
     launched_loop: LaunchedLoop, drzero: DrZero
 ) -> None:
     run = drzero("evolve", "--from", "evaluate_iter9", *launched_loop.arguments)
     assert run.returncode == 2 and "solver_iter1" in run.stderr
 
 
-def test_a_stage_that_is_out_of_time_ends_the_loop_in_its_words_and_can_be_resumed(
+def test_a_stage_out_of_time_ends_the_loop_with_its_message(
     prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = plan_loop(compose_loop(small_loop(prepared.corpus, speaking_model, tmp_path / "loop")))[0]

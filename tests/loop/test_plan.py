@@ -1,4 +1,4 @@
-"""Which stages a loop runs, with which overrides; and what of a stage counts as changed."""
+"""Which stages a loop runs with which overrides, and which settings count as changed."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_a_loop_evaluates_the_base_model_and_then_takes_turns() -> None:
     ]
 
 
-def test_three_iterations_unless_said() -> None:
+def test_three_iterations_by_default() -> None:
     assert len(overrides()) == 1 + 3 * 5
 
 
@@ -34,7 +34,7 @@ def test_any_other_override_reaches_every_stage() -> None:
     assert all("model=demo-policy" in given for given in overrides("model=demo-policy").values())
 
 
-def test_the_last_word_on_a_group_counts() -> None:
+def test_the_last_choice_of_a_group_counts() -> None:
     given = overrides("loop=demo", "model=smollm2-135m")["merge_iter1"]
     assert [override for override in given if override.startswith("model=")] == ["model=smollm2-135m"]
 
@@ -53,18 +53,18 @@ def test_the_last_word_on_a_group_counts() -> None:
         ("loop=demos", "'demo'"),
     ],
 )
-def test_what_would_break_the_chain_is_refused_with_the_way_to_say_it(argument: str, said: str) -> None:
+def test_an_override_that_breaks_the_chain_is_refused_with_the_right_key(argument: str, said: str) -> None:
     with pytest.raises(OverrideError, match=said):
         compose_loop([argument])
 
 
-def test_what_is_typed_for_all_stages_outweighs_what_the_loops_file_says_of_one() -> None:
+def test_a_typed_override_for_all_stages_beats_the_loops_file() -> None:
     given = overrides("loop=demo", "steps_per_iteration=8", "stages.solver.steps_per_iteration=9")
     assert "steps_per_iteration=8" in given["challenger_iter1"]
     assert [o for o in given["solver_iter1"] if o.startswith("steps")] == ["steps_per_iteration=9"]
 
 
-def test_a_corpus_without_benchmarks_can_do_without_evaluations() -> None:
+def test_a_loop_can_leave_out_evaluations() -> None:
     assert not any(name.startswith("evaluate") for name in overrides("evaluations=false"))
 
 
@@ -84,7 +84,7 @@ def significant(*more: str) -> dict[str, object]:
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
     ],
 )
-def test_where_and_how_fast_a_stage_runs_does_not_change_its_results(override: str) -> None:
+def test_place_and_speed_of_a_stage_do_not_change_its_results(override: str) -> None:
     assert changed_keys(significant(), significant(override)) == []
 
 
@@ -104,7 +104,7 @@ def test_a_hub_model_is_the_same_before_and_after_its_download() -> None:
     assert same_input("org/model", "org/model@abc") and not same_input("org/model@abc", "org/model@def")
 
 
-def test_later_iterations_read_what_the_earlier_ones_left() -> None:
+def test_later_iterations_read_the_earlier_ones_outputs() -> None:
     first, second = (compose_stage("challenger", ["hardware=cpu", f"iteration={i}"]) for i in (1, 2))
     assert first.continue_from is None and first.solver.model_path == first.base_model
     assert second.continue_from == f"{second.paths.checkpoints}/challenger_iter1"

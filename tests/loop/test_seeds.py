@@ -1,4 +1,4 @@
-"""Loops of several training seeds: what each is given, what becomes of one that fails, what they share."""
+"""Loops of several training seeds: their overrides, their failures, and what they share."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from drzero.cli import main
 from drzero.loop.changes import paired
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import compose_loop, plan_loop
-from drzero.loop.report import read_answers
+from drzero.loop.report import print_loop, read_answers
 from drzero.loop.seeds import SeedsFailed, run_seeds, seed_overrides, split_seeds
 from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.recipe.compose import compose_stage
@@ -21,10 +21,8 @@ from drzero.recipe.errors import CheckError
 @pytest.mark.parametrize("words", [["--seeds", "3"], ["--seeds=3"]])
 def test_the_number_of_seeds_is_an_option_anywhere_among_the_overrides(words: list[str]) -> None:
     assert split_seeds(["loop=demo", *words, "iterations=1"]) == (3, ["loop=demo", "iterations=1"])
-    assert split_seeds(["loop=demo", "--from", "solver_iter1"]) == (
-        None,
-        ["loop=demo", "--from", "solver_iter1"],
-    )
+    without = ["loop=demo", "--from", "solver_iter1"]
+    assert split_seeds(without) == (None, without)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +34,7 @@ def test_the_number_of_seeds_is_an_option_anywhere_among_the_overrides(words: li
         (["--seeds", "2", "--from", "solver_iter1"], "without --seeds"),
     ],
 )
-def test_what_is_no_number_of_seeds_ends_with_one_line_before_anything_starts(
+def test_a_wrong_number_of_seeds_is_refused_before_anything_starts(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CheckError, match=said):
@@ -45,15 +43,12 @@ def test_what_is_no_number_of_seeds_ends_with_one_line_before_anything_starts(
     assert capsys.readouterr().err.startswith("drzero evolve: --")
 
 
-def test_a_seed_reaches_what_is_trained_on_and_not_what_is_asked(tmp_path: Path) -> None:
+def test_a_seed_changes_training_and_not_the_evaluation(tmp_path: Path) -> None:
     place = tmp_path / "it's, a place"
     typed = ["hardware=cpu", "iterations=1", f"paths.checkpoints={tmp_path}", *seed_overrides(place, 7)]
     plan = plan_loop(compose_loop(typed))
-    assert {run.stage for run in plan if "data.seed=7" in run.overrides} == {
-        "challenger",
-        "synthesize",
-        "solver",
-    }
+    trained = {run.stage for run in plan if "data.seed=7" in run.overrides}
+    assert trained == {"challenger", "synthesize", "solver"}
     sampled = {run.stage for run in plan if "actor_rollout_ref.rollout.seed=7" in run.overrides}
     assert sampled == {"challenger", "solver"}
     config = compose_stage(plan[0].stage, plan[0].overrides)
@@ -95,16 +90,16 @@ def test_the_loops_of_all_seeds_are_run_and_summed_up(
     assert "change of exact match over 3 seeds" in shown
     (line,) = [line for line in shown.splitlines() if line.split()[:1] == ["demo_2hop"]]
     assert line.split()[:5] == ["demo_2hop", "20", "0.000", "0.450", "+0.450"]
-    # The base model was asked once, and its answers are every seed's.
+    # The base model was asked once for all seeds.
     answers = [read_answers(tmp_path / f"seed{seed}") for seed in (1, 2, 3)]
     assert [list(of_seed) for of_seed in answers] == [[0, 1, 2]] * 3
     assert answers[0][0] == answers[1][0] == answers[2][0]
     change = paired(answers[2][0], answers[2][2])
-    # At 80 columns the third seed's stands below the others'.
+    # At 80 columns the third seed's value is on the next line.
     assert change and f"{change.p:.2g}" in shown.split()
 
 
-def test_a_seed_that_fails_leaves_the_others_their_turn_and_is_named_in_the_end(
+def test_the_other_seeds_run_after_a_failed_one_which_is_named_in_the_end(
     loops: Loops, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started: list[int] = []
@@ -119,9 +114,7 @@ def test_a_seed_that_fails_leaves_the_others_their_turn_and_is_named_in_the_end(
     assert "change of exact match over 3 seeds" in capsys.readouterr().out
 
 
-def test_answers_of_the_base_model_that_are_half_written_are_no_other_seeds(
-    loops: Loops, tmp_path: Path
-) -> None:
+def test_half_written_answers_of_the_base_model_are_not_shared(loops: Loops, tmp_path: Path) -> None:
     killed = evaluated(tmp_path / "seed1" / "evaluate_iter0", [1] * 20) / "answers.jsonl"
     killed.write_bytes(killed.read_bytes() + '{"key": "demo_2hop/é'.encode()[:-1])
     started: list[int] = []
@@ -146,3 +139,12 @@ def test_status_shows_the_loops_of_all_seeds(tmp_path: Path, capsys: pytest.Capt
     assert main(["status", f"paths.checkpoints={tmp_path}"]) == 0
     shown = capsys.readouterr().out
     assert all(f"loop, seed{seed}" in shown and f"solver_iter{seed}" in shown for seed in (1, 2))
+
+
+def test_status_shows_a_stage_whose_results_are_being_removed_as_to_redo(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = Manifest(tmp_path / "manifest.json")
+    manifest.entry("solver_iter1").state = "forgotten"
+    print_loop(manifest, ["solver_iter1"], running=False)
+    assert "to redo" in capsys.readouterr().out

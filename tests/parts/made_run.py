@@ -1,4 +1,4 @@
-"""Folders of runs as the stages leave them, made by the method's own functions where those write a part."""
+"""Folders of runs as stages leave them, with rewards by the method's own functions."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,11 +13,12 @@ from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 DOCUMENT = "Porlom Works\nPorlom Works is a maker of paper and has its seat in Vizmam."
 PASSAGE = "[1] Vizmam: Vizmam is a town whose mayor is Brurbul Lernin.\n[2] Porlal: Porlal is a small town."
+QUESTION = "Who is the mayor of the town that Porlom Works has its seat in?"
 STARTED = 1_700_000_000.0
 
 
 def conversation(question: str, answer: str, searches: int = 1, thinking: str = "I will ask.") -> Trajectory:
-    """A trajectory that searches so many times, each with a new query, then asks."""
+    """A trajectory that asks after so many searches, each with a new query."""
     turns = []
     for number in range(searches):
         raw = json.dumps({"name": "search", "arguments": {"query_list": [f"query {number}"]}})
@@ -33,11 +34,11 @@ def challenger_row(
     *,
     hop: int = 2,
     k: int | None = 2,
-    question: str = "Who is the mayor of the town that Porlom Works has its seat in?",
+    question: str = QUESTION,
     answer: str = "Brurbul Lernin",
     trajectory: Trajectory | None = None,
 ) -> dict[str, Any]:
-    """A line of a challenger's dump; `k` of five attempts gave the answer, None if too few finished."""
+    """A line of a challenger's dump. `k` of five attempts gave the answer, None if too few finished."""
     trajectory = trajectory or conversation(question, answer)
     score = asdict(challenger_reward(trajectory, DOCUMENT, hop, n=5, k=k))
     attempts = [
@@ -53,62 +54,34 @@ def challenger_row(
         }
         for place in range(5 if score["integrity"] else 0)
     ]
-    return {
-        "schema": 1,
-        "step": step,
-        "key": f"prompt-{step}-{number}_0_0",
-        "hop": hop,
-        "doc_id": "firm-porlom-works",
-        "document": DOCUMENT,
-        "question": question,
-        "trajectory": trajectory.to_dict(),
-        "token_drift": 0,
-        "reward": score,
-        "attempts": attempts,
-    }
+    asked = {"doc_id": "firm-porlom-works", "document": DOCUMENT, "question": question}
+    key = f"prompt-{step}-{number}_0_0"
+    return _row(step, key, hop, trajectory.to_dict(), score, **asked, attempts=attempts)
+
+
+def _row(
+    step: int, key: str, hop: int, trajectory: Mapping[str, Any], reward: Mapping[str, Any], **more: Any
+) -> dict[str, Any]:
+    about = {"schema": 1, "step": step, "key": key, "hop": hop, "token_drift": 0}
+    return {**about, "trajectory": trajectory, "reward": reward, "attempts": [], **more}
 
 
 def solver_row(step: int, trajectory: Trajectory, target: str = "Brurbul Lernin") -> dict[str, Any]:
     """A line of a solver's dump."""
-    return {
-        "schema": 1,
-        "step": step,
-        "key": f"prompt-{step}_0_0",
-        "hop": 2,
-        "question": "Who is the mayor of the town that Porlom Works has its seat in?",
-        "targets": [target],
-        "trajectory": trajectory.to_dict(),
-        "token_drift": 0,
-        "reward": asdict(solver_reward(trajectory, [target])) | {"hop": 2},
-        "attempts": [],
-    }
+    reward = asdict(solver_reward(trajectory, [target])) | {"hop": 2}
+    asked = {"question": QUESTION, "targets": [target]}
+    return _row(step, f"prompt-{step}_0_0", 2, trajectory.to_dict(), reward, **asked)
 
 
 def episode_row(step: int, number: int = 0, *, success: bool = False) -> dict[str, Any]:
-    """A line of a train stage's dump: one turn of an environment that has no tools and pays in parts."""
+    """A line of a train stage's dump: one turn in an environment without tools, paid in parts."""
     score = Score(0.2 + 0.8 * success, success, {"greens": 0.2, "won": float(success)})
     turn = {"text": "<guess>crane</guess>", "truncated": False, "calls": [], "observation": "no"}
-    return {
-        "schema": 1,
-        "step": step,
-        "key": f"row-{step}-{number}_0_0",
-        "hop": 0,
-        "doc_id": None,
-        "document": None,
-        "question": f"row {number}",
-        "targets": [],
-        "trajectory": {"opening": [{"role": "user", "content": "Guess."}], "turns": [turn]},
-        "token_drift": 0,
-        "reward": {
-            "score": score.reward,
-            "valid": True,
-            "success": score.success,
-            "parts": score.parts,
-            "ended": "turns",
-            "undeclared_calls": 0,
-        },
-        "attempts": [],
-    }
+    trajectory = {"opening": [{"role": "user", "content": "Guess."}], "turns": [turn]}
+    reward = {"score": score.reward, "valid": True, "success": score.success, "parts": score.parts}
+    reward |= {"ended": "turns", "undeclared_calls": 0}
+    asked = {"doc_id": None, "document": None, "question": f"row {number}", "targets": []}
+    return _row(step, f"row-{step}-{number}_0_0", 0, trajectory, reward, **asked)
 
 
 def lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
@@ -118,12 +91,12 @@ def lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def event(seconds: float, kind: str, component: str, text: str = "", **more: Any) -> dict[str, Any]:
-    """An event so many seconds after the start."""
+    """An event, so many seconds after the start."""
     return {"time": STARTED + seconds, "kind": kind, "component": component, "text": text, **more}
 
 
 def challenger_run(folder: Path, steps: int = 3, rows: int = 4) -> Path:
-    """A finished challenger run: a restarted service at half of step 2, an alarm at the last step."""
+    """A finished challenger run with a restart in the middle of step 2 and an alarm at its last step."""
     (folder / "logs").mkdir(parents=True)
     (folder / "resolved.yaml").write_text(
         "# command: /home/me/.venv/bin/drzero challenger run.name=demo\n# versions: verl 0.9.1\n"
@@ -193,7 +166,7 @@ def _snapshot(seconds: float) -> dict[str, Any]:
 
 
 def loop_run(checkpoints: Path) -> Path:
-    """A loop of one iteration whose solver has failed: its folder, next to those of its stages."""
+    """A loop of one iteration whose solver has failed, next to its stages' folders."""
     challenger_run(checkpoints / "challenger_iter1")
     for name, right in (("evaluate_iter0", 10), ("evaluate_iter1", 20)):
         score = {

@@ -1,4 +1,4 @@
-"""A run's report: what it says of a run in any state, and that nothing from a run acts on the page."""
+"""A run's report in any state of the run, and that nothing from a run acts on the page."""
 
 import base64
 import gzip
@@ -197,7 +197,7 @@ def test_a_mark_between_two_steps_adds_no_step_to_the_axis(page: Page) -> None:
     assert re.findall(r">(\d)</text>", drawn) == ["1", "2", "3"]
 
 
-def test_what_happened_is_marked_where_it_did_on_the_axis_of_steps(run: Path, page: Page) -> None:
+def test_events_are_marked_at_their_place_on_the_axis_of_steps(run: Path, page: Page) -> None:
     marks = {mark.kind: mark for mark in RunFolder(run).marks}
     assert marks["restart"].step == pytest.approx(1.5)  # half of step 2, which lies between 1 and 2
     assert marks["alarm"].step == 3.0 and "collapse alarm [entropy]" in marks["alarm"].text
@@ -249,7 +249,7 @@ def test_a_component_that_stopped_before_it_was_ready_is_not_well(small: Path) -
     assert (state.ready, state.good) == ("never", False)
 
 
-def test_what_no_step_has_recorded_is_not_answered(small: Path) -> None:
+def test_a_check_without_a_record_is_left_out(small: Path) -> None:
     lines(small / "metrics" / "attempt_001.jsonl", [{"step": 1, "data": {"training/global_step": 1}}])
     assert "Are the tokens trained on the tokens sampled?" not in answers_of(small)
 
@@ -474,7 +474,7 @@ def test_rows_that_a_failed_service_spoiled_are_in_the_table_and_in_no_mean(tmp_
     assert "Does every trajectory count? no 1 of 2" in page.text
 
 
-def test_what_went_wrong_in_a_conversation_is_named() -> None:
+def test_faults_in_a_conversation_are_named() -> None:
     call = SearchCall("{", None, error="the call is not JSON")
     turns = (Turn("x", (call, SearchCall("", ("q",), None, True, "timed out")), truncated=True),)
     trajectory = Trajectory("f", 1, "k", Conversation(turns), reward={"integrity_fault": "no_answer"})
@@ -497,7 +497,7 @@ def test_a_long_series_keeps_its_peaks_and_dips_in_order(values: list[int], at_m
     assert {min(values), max(values)} <= {value for _, value in kept}
 
 
-def test_of_more_trajectories_than_a_page_holds_it_has_some_of_every_step(tmp_path: Path) -> None:
+def test_too_many_trajectories_leave_some_of_every_step(tmp_path: Path) -> None:
     for step in range(1, 11):
         rows = [challenger_row(step, number) for number in range(10)]
         lines(tmp_path / "dumps" / f"step_{step:04d}.jsonl", rows)
@@ -515,7 +515,7 @@ def filled(folder: Path, **limits: int) -> TrajectoryTable:
     return table
 
 
-def test_of_more_conversations_than_a_page_holds_it_has_some_of_every_part_of_the_run(tmp_path: Path) -> None:
+def test_too_many_conversations_leave_some_of_every_part_of_the_run(tmp_path: Path) -> None:
     for step in range(1, 11):
         rows = [challenger_row(step, number) for number in range(20)]
         lines(tmp_path / "dumps" / f"step_{step:04d}.jsonl", rows)

@@ -1,4 +1,4 @@
-"""`drzero stacks`: where the processes of a live run stand, read from outside of it, and the page of that."""
+"""`drzero stacks`: where the processes of a live run stand, read from outside, and its page."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_all_processes_are_grouped_by_where_they_stand_and_the_page_has_their_st
     assert page.count("play (trainer.py:7)") == 3, "in its group, and in full for each process"
 
 
-def test_a_stall_that_the_watchdog_has_reported_is_diagnosed_from_the_stacks_of_now(
+def test_a_reported_stall_is_diagnosed_from_the_present_stacks(
     live: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     readable()
@@ -111,7 +111,7 @@ def test_a_run_that_is_not_running_is_refused(run: Path, capsys: pytest.CaptureF
     assert list((run / "logs").iterdir()) == []
 
 
-def test_a_run_of_another_machine_is_refused_with_the_place_to_ask(
+def test_a_run_of_another_machine_is_refused_with_advice(
     live: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A lock on a shared disk is held there too; its number is that of some process here, or of none."""
@@ -121,7 +121,7 @@ def test_a_run_of_another_machine_is_refused_with_the_place_to_ask(
         assert f"by process {pid} of another machine or container" in capsys.readouterr().err
 
 
-def test_what_holds_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         ([], "takes one argument"),
         ([str(tmp_path / "none")], "is no folder"),
@@ -131,7 +131,7 @@ def test_what_holds_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         assert said in capsys.readouterr().err
 
 
-def test_a_machine_that_does_not_let_py_spy_attach_is_said_with_what_would(
+def test_a_machine_that_forbids_py_spy_is_refused_with_advice(
     live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     py_spy = tmp_path / "py-spy"

@@ -1,4 +1,4 @@
-"""A run as it is shown: on terminals, in a pipe, by `drzero top`, from the files of a recorded one."""
+"""The view of a recorded run: on terminals, in a pipe, by `drzero top`."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
 
 class TestOnATerminal:
-    def test_it_is_one_picture_that_ends_with_everything_that_happened(
+    def test_it_is_one_picture_that_ends_with_all_events(
         self, open_terminal: Callable[..., Terminal], tmp_path: Path
     ) -> None:
         terminal = open_terminal("--shout", HOSTILE, "--hold", seconds=0.1)
@@ -77,7 +77,7 @@ class TestOnATerminal:
         assert SHOWN in shown and HOSTILE.encode() not in terminal.written
         assert not terminal.screen.cursor.hidden and terminal.screen.title == ""
 
-    def test_a_window_that_is_made_narrow_has_one_picture_of_its_width(
+    def test_a_narrowed_window_has_one_picture_of_its_width(
         self, open_terminal: Callable[..., Terminal]
     ) -> None:
         terminal = open_terminal("--wait")
@@ -108,7 +108,7 @@ class TestOnATerminal:
         assert terminal.read_to_end() == 0
         assert b"\x1b" not in terminal.written and "[trainer] step 4/4: reward 0.47" in terminal.display
 
-    def test_without_colours_it_is_the_same_picture_and_a_stopped_run_leaves_it(
+    def test_it_works_without_colours_and_a_stopped_run_leaves_the_picture(
         self, open_terminal: Callable[..., Terminal]
     ) -> None:
         terminal = open_terminal("--wait", seconds=0.1, NO_COLOR="1")
@@ -166,7 +166,7 @@ def test_a_pipe_that_is_closed_ends_nothing(tmp_path: Path) -> None:
     assert read_metrics(tmp_path) == read_metrics(replay.RECORDED)
 
 
-def test_a_stopped_terminal_holds_nobody_up_and_shows_what_it_missed() -> None:
+def test_a_stopped_terminal_blocks_nobody_and_later_shows_the_rest() -> None:
     with stopped_terminal() as (seen, terminal):
         view = LiveView(RunState(FACTS)).__enter__()
         for number in range(1000):
@@ -194,7 +194,7 @@ class TestTop:
         assert "checkpoint of step 4" in printed and "\x1b" not in printed
         assert re.search(r"retrieval +stopped", printed) and "$0.98 so far" in printed
 
-    def test_of_a_loop_it_is_the_stage_that_was_begun_last(
+    def test_of_a_loop_it_shows_the_stage_begun_last(
         self, run: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         loop = run.parent / "evolve"
@@ -327,9 +327,7 @@ def test_a_line_that_is_cut_off_is_read_once_it_is_whole_and_a_bad_one_costs_its
     assert tail.read(to_end=True) == [] and tail.unreadable == 4
 
 
-def test_what_cannot_be_read_of_a_run_is_told_by_its_diagnosis(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_diagnosis_counts_unreadable_lines(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("heartbeats.jsonl", "logs/events.jsonl"):
         with (run / name).open("a") as file:
             file.write('{"time": 1.0}\n{"time":')
