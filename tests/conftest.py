@@ -66,14 +66,13 @@ StartPeer = Callable[..., Peer]
 
 # Files of whole runs take minutes and some 7 GB each. They run in two lanes of similar length, so that no
 # third run competes with two, and neither worker is left alone with one at the end. The files of the first
-# lane assert on one launched loop, which a session fixture makes once a worker; the last of them changes it.
+# lane assert on one launched loop, which a session fixture makes once a worker.
 LANES = (
     (
         "test_modal_loop.py",
         "test_evolve.py",
         "test_solver.py",
         "test_challenger.py",
-        "test_modal_stages.py",
     ),
     (
         "test_modal_runs.py",

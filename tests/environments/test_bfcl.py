@@ -468,12 +468,6 @@ class TestHeldOut:
         assert not {story for _, _, story in trained} & {story for _, _, story in held_out}
         assert (len(trained), len(held_out)) == (150, 200)
 
-    def test_a_seed_gives_the_same_rows_and_another_one_others(self) -> None:
-        taskset = single_turn.load(categories=["live_simple"])
-        ids = [[row.id for row in taskset.rows("eval", 5, seed)] for seed in (1, 1, 2)]
-        assert ids[0] == ids[1] != ids[2]
-        assert all(name.startswith("live_simple") for name in ids[0])
-
     def test_rows_travel_as_json(self) -> None:
         for taskset in (single_turn.load(), multi_turn.load()):
             row = taskset.rows("eval", 1, 0)[0]
@@ -484,11 +478,6 @@ class TestHeldOut:
             single_turn.load(categories=["live_simple"]).rows("train", 1, 0)
         with pytest.raises(UserError, match="BFCL has no 'simple' here; trained on are simple_python, "):
             single_turn.load(categories=["simple"]).rows("train", 1, 0)
-
-    def test_names_that_users_type(self) -> None:
-        for name in ("bfcl-single-turn", "vf_bfcl_single_turn", "vf-tool-test"):
-            assert find(name).name == "bfcl-single-turn"
-        assert find("vf-bfcl-multi-turn").load().name == "bfcl-multi-turn"
 
 
 class TestWithoutThePackage:

@@ -41,10 +41,6 @@ def test_a_mistake_is_one_line_that_names_it(line, message):
     assert "\n" not in str(refused.value)
 
 
-def test_upload_and_download_take_places():
-    assert parse(["--action", "upload", "papers.jsonl", "/data/"]).places == ["papers.jsonl", "/data/"]
-
-
 @given(
     action=st.sampled_from(sorted(ACTIONS)),
     overrides=st.lists(st.from_regex(r"\+?[a-z]{1,8}(\.[a-z]{1,8}){0,3}=[^\x00]{0,20}", fullmatch=True)),

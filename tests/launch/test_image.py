@@ -35,7 +35,6 @@ from drzero.launch.image.check import (
 )
 from drzero.launch.image.image import SOURCE, ImageExtras, gpu_image, leave_out
 from drzero.launch.image.pins import (
-    ADDED,
     BROUGHT,
     CPU_PINS,
     FLASH_ATTN_WHEELS,
@@ -58,10 +57,6 @@ def test_the_images_have_the_versions_that_the_tests_run_with_but_for_torch_and_
     tested = pinned_versions()
     differ = {name for name, version in {**CPU_PINS, **GPU_PINS}.items() if tested.get(name) != version}
     assert differ == {"kernels", "setuptools", "sglang", "torch"}
-
-
-def test_nothing_is_both_added_and_brought() -> None:
-    assert not set(ADDED) & set(BROUGHT)
 
 
 def test_every_dependency_of_this_project_is_in_both_images() -> None:
@@ -650,17 +645,6 @@ def test_files_that_a_run_needs_are_sent(name: str) -> None:
 def test_every_package_of_the_project_is_sent() -> None:
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     assert {pattern.rstrip("*") for pattern in packages["include"]} <= set(SOURCE)
-
-
-def test_the_client_needs_no_package_but_modal() -> None:
-    script = (
-        "import sys, modal; before = set(sys.modules); import drzero.launch.image.image;"
-        "print(*{name.split('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert sorted(done.stdout.split()) == ["drzero"]
 
 
 def test_names_are_compared_as_indexes_do() -> None:

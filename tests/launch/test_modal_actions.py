@@ -18,8 +18,6 @@ from modal_plane import ControlPlane
 from modal_plane.client import Done
 from modal_plane.state import Call
 
-from drzero.ops.versions import pinned
-
 ROOTS = ["paths.corpus={corpus}", "paths.checkpoints={checkpoints}"]
 FINISHED = {"state": "finished", "message": "done", "usd": 1.5, "next": None}
 VOLUMES = {"/corpus": "dr-zero-corpus", "/checkpoints": "dr-zero-checkpoints", "/cache": "dr-zero-cache"}
@@ -51,28 +49,17 @@ def stage_of(plane: ControlPlane) -> Call:
     return call
 
 
-more_of_a_kind = pytest.mark.slow("one of a kind in the first tier; test_request.py has each in process")
-ONE_OF_A_KIND = ("prepare-data", "smoke")
-"""Stages in the first tier, and a challenger with every flag."""
 STAGES = [
     (["prepare-data", "source=/corpus/a.jsonl"], "cpu_stage", None, "prepare-data compute=cpu"),
-    (["merge", "--iteration", "2"], "cpu_stage", None, "merge compute=cpu"),
-    (["challenger", "--iteration", "1"], "gpu_stage", ("H100", 1), "challenger compute=single_h100"),
-    (["synthesize"], "gpu_stage", ("A100-40GB", 1), "synthesize compute=a100-40gb"),
-    (["solver", "--steps", "7"], "gpu_stage", ("H100", 1), "solver compute=single_h100"),
-    (["evaluate", "--model", "qwen3-14b"], "gpu_stage", ("A100-80GB", 4), "evaluate compute=4xa100-80gb"),
-    (["evolve", "--gpu-type", "A100-80GB"], "gpu_stage", ("A100-80GB", 1), "evolve compute="),
     (["smoke"], "gpu_stage", ("A10G", 2), "challenger compute=2xa10g"),
 ]
+"""One of each kind. tests/launch/test_request.py has every stage in process."""
 
 
 class TestEveryStage:
     """The machine that each requests, and its command."""
 
-    @pytest.mark.parametrize(
-        ("words", "function", "gpu", "command"),
-        [pytest.param(*row, marks=() if row[0][0] in ONE_OF_A_KIND else more_of_a_kind) for row in STAGES],
-    )
+    @pytest.mark.parametrize(("words", "function", "gpu", "command"), STAGES)
     def test_requests_its_machine_after_the_checks(
         self, plane: ControlPlane, checkout: Path, words: list[str], function: str, gpu: Any, command: str
     ) -> None:
@@ -89,45 +76,16 @@ class TestEveryStage:
         assert "it cost $1.50" in done.stdout
 
 
-class TestChecks:
-    """Preflight of the stage that they are about, then their machine, requested once."""
-
-    @pytest.mark.parametrize(
-        ("words", "preflighted", "function", "command"),
-        [
-            (
-                ["check-services", "solver", "--with-trainer", "--model", "qwen2.5-3b"],
-                ["preflight", "solver"],
-                "gpu_stage",
-                "check-services solver compute=single_h100",
-            ),
-            pytest.param(
-                ["flow-test", "flow_test.seconds=60"],
-                ["preflight", "flow-test"],
-                "cpu_stage",
-                "flow-test compute=cpu",
-                marks=more_of_a_kind,
-            ),
-        ],
-    )
-    def test_are_preflighted_and_not_retried(
-        self,
-        plane: ControlPlane,
-        checkout: Path,
-        words: list[str],
-        preflighted: list[str],
-        function: str,
-        command: str,
-    ) -> None:
-        done = run_action(plane, checkout, *words)
-        assert done.code == 0, done.stdout + done.stderr
-        first, *_, call = calls_of(plane)
-        assert first.args[1][:2] == preflighted and "--with-trainer" not in first.args[1]
-        assert call.function == function
-        request = call.args[0]
-        assert " ".join(request.command).startswith(command)
-        assert ("--with-trainer" in request.command) == ("--with-trainer" in words)
-        assert request.compute.retries == 0
+def test_a_check_of_a_stage_is_preflighted_and_not_retried(plane: ControlPlane, checkout: Path) -> None:
+    words = ["check-services", "solver", "--with-trainer", "--model", "qwen2.5-3b"]
+    done = run_action(plane, checkout, *words)
+    assert done.code == 0, done.stdout + done.stderr
+    first, *_, call = calls_of(plane)
+    assert first.args[1][:2] == ["preflight", "solver"] and "--with-trainer" not in first.args[1]
+    request = call.args[0]
+    assert call.function == "gpu_stage" and "--with-trainer" in request.command
+    assert " ".join(request.command).startswith("check-services solver compute=single_h100")
+    assert request.compute.retries == 0
 
 
 class TestLooks:
@@ -135,17 +93,10 @@ class TestLooks:
         ("words", "module", "asked"),
         [
             (["status"], "drzero.launch.status", []),
-            pytest.param(["list-models"], "drzero.cli", ["list-models", *ROOTS], marks=more_of_a_kind),
             (
                 ["preflight", "solver"],
                 "drzero.cli",
                 ["preflight", "solver", *ROOTS, "compute=single_h100", "compute.max_usd=130"],
-            ),
-            pytest.param(
-                ["diagnose", "--stage", "solver", "--iteration", "2"],
-                "drzero.cli",
-                ["diagnose", "{checkpoints}/solver_iter2"],
-                marks=more_of_a_kind,
             ),
         ],
     )
@@ -241,24 +192,6 @@ class TestOneLaunch:
         ]
         assert {(check.spec.gpu, check.spec.timeout) for check in checks} == {(None, 1800)}
 
-    def test_the_image_is_sglangs_with_our_packages_and_no_source_build(self, call: Call) -> None:
-        commands = call.spec.image.commands
-        assert commands[0].startswith("FROM lmsysorg/sglang@sha256:")
-        text = "\n".join(commands)
-        assert "verl==0.9.1" in text and "transformers==5.9.0" in text
-        assert "--no-deps" in text and "--no-build-isolation" not in text
-
-    def test_our_source_is_added_after_all_layers_and_without_secrets(
-        self, plane: ControlPlane, call: Call
-    ) -> None:
-        files = plane.mounted_files
-        assert "/root/drzero/drzero/cli.py" in files
-        assert "/root/drzero/config/challenger.yaml" in files
-        assert not [path for path in files if path.endswith((".env", "id_rsa")) or "/tests/" in path]
-        for value in PLANTED.values():
-            assert not [path for path, content in files.items() if value.encode() in content]
-            assert value not in "\n".join(call.spec.image.commands)
-
     def test_the_resolved_launch_is_printed(self, done: Done) -> None:
         assert "type: A100-80GB" in done.stdout
         assert "command: drzero challenger" in done.stdout
@@ -279,16 +212,6 @@ class TestRunFiles:
         done = run_action(plane, checkout, "challenger", "--config-path", "run.yaml")
         assert done.code == 0, done.stdout + done.stderr
         return stage_of(plane)
-
-    def test_another_compute_file_changes_the_requested_machine_and_nothing_else(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
-        one, two = (self.launch(plane, checkout, name) for name in ("single_h100", "a10g"))
-        assert (one.spec.gpu, two.spec.gpu) == (("H100", 1), ("A10G", 1))
-        assert one.spec.image.commands == two.spec.image.commands
-        assert one.spec.volumes == two.spec.volumes
-        words = [[w for w in call.args[0].command if "compute" not in w] for call in (one, two)]
-        assert words[0] == words[1]
 
     def test_packages_and_scripts_of_the_users_own_go_into_the_image(
         self, plane: ControlPlane, checkout: Path
@@ -407,27 +330,6 @@ class TestAppFunctions:
         (preflight,) = [call for call in calls_of(plane) if call.function == "ask"]
         assert "+a.b='x y'" in preflight.args[1]
 
-    @pytest.mark.slow("two clients; test_environments.py resolves every command of the guide in process")
-    def test_training_and_evaluation_in_an_environment_are_launched_as_the_guide_types_them(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
-        trained = run_function(plane, checkout, "train", "--env", "vf-bfcl-single-turn", "--steps", "200")
-        assert trained.code == 0, trained.stdout + trained.stderr
-        call, checks = stage_of(plane), [call for call in calls_of(plane) if call.function == "ask"]
-        assert (call.spec.gpu, call.spec.cpu, call.spec.timeout) == (("A100-40GB", 1), 8, 14400)
-        assert [check.args[1][:2] for check in checks] == [["preflight", "train"], ["fetch-models", "train"]]
-        assert {"env=bfcl-single-turn", "steps=200", "base_model=Salesforce/xLAM-2-3b-fc-r"} <= set(
-            call.args[0].command
-        )
-        assert f"bfcl-eval=={pinned('bfcl-eval')}" in "\n".join(call.spec.image.commands)
-        flags = ["--env", "wordle", "--model", "Qwen/Qwen2.5-0.5B-Instruct", "--num-examples", "50"]
-        evaluated = run_function(plane, checkout, "evaluate", *flags)
-        assert evaluated.code == 0, evaluated.stdout + evaluated.stderr
-        assert {"env=wordle", "num_examples=50"} <= set(stage_of(plane).args[0].command)
-        assert "/root/drzero/environments/wordle/words/answers.txt" in plane.mounted_files
-        for value in PLANTED.values():
-            assert value not in trained.stdout + trained.stderr + evaluated.stdout + evaluated.stderr
-
     def test_train_with_config_reads_a_run_file_of_the_checkout(
         self, plane: ControlPlane, checkout: Path
     ) -> None:
@@ -443,12 +345,6 @@ class TestRefusals:
         ("words", "message"),
         [
             (["challenger", "--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
-            pytest.param(["chalenger"], "did you mean 'challenger'?", marks=more_of_a_kind),
-            pytest.param(["challenger", "--modle", "x"], "did you mean '--model'?", marks=more_of_a_kind),
-            pytest.param(["challenger", "--gpu-type", "H10"], "did you mean 'H100'?", marks=more_of_a_kind),
-            pytest.param(
-                ["challenger", "--config-path", "nowhere.yaml"], "no such file", marks=more_of_a_kind
-            ),
         ],
     )
     def test_a_mistake_is_one_line_before_anything_reaches_modal(
@@ -503,10 +399,6 @@ class TestRefusals:
         ("flags", "message"),
         [
             (["--config-path", "run.yaml"], "put it under config/, or use --action"),
-            pytest.param(["--config-path", "config/runs/nowhere.yaml"], "no such file", marks=more_of_a_kind),
-            pytest.param(["--env", "vf-wordel"], "did you mean 'wordle'?", marks=more_of_a_kind),
-            pytest.param(["--model", "qwen3-9b"], "did you mean 'qwen3-8b'?", marks=more_of_a_kind),
-            pytest.param(["--gpu-type", "H10"], "did you mean 'H100'?", marks=more_of_a_kind),
         ],
     )
     def test_a_mistake_in_an_app_functions_flags_is_refused_here(
@@ -536,15 +428,6 @@ class TestRefusals:
         (call,) = calls_of(plane)
         assert (call.function, call.spec.gpu) == ("check_gpu_image", None)
         assert call.spec.image.commands[0].startswith("FROM lmsysorg/sglang@sha256:")
-
-
-class TestNames:
-    def test_an_experimenter_has_volumes_of_her_own(self, plane: ControlPlane, checkout: Path) -> None:
-        env = {"EXPERIMENTER": "alice", "EXPERIMENT_NAME": "wide"}
-        done = plane.modal("run", "modal_train.py", "--action", "merge", cwd=checkout, env=env)
-        assert done.code == 0, done.stdout + done.stderr
-        names = {volume.name for volume in stage_of(plane).spec.volumes.values()}
-        assert names == {f"dr-zero-{kind}-alice-wide" for kind in ("corpus", "checkpoints", "cache")}
 
 
 class TestSecrets:

@@ -179,24 +179,3 @@ def test_the_run_during_its_last_commit(launcher: Launcher) -> None:
     launcher.plane.wait_for(lambda: "solver_iter1 is finished" in call.logs, "the stage's end")
     launcher.preempt_at_a_commit(call)
     launcher.once(client.wait(120), attempts=2)
-
-
-def test_two_launches_at_the_same_time(launcher: Launcher) -> None:
-    clients = [launch(launcher), launch(launcher)]
-    launcher.gate.touch()
-    done = sorted((client.wait(120) for client in clients), key=lambda done: done.code)
-    assert [one.code for one in done] == [0, 1]
-    assert "another launch of this run is running" in done[1].stderr
-    launcher.once(done[0], attempts=1)
-
-
-def test_a_client_that_goes_away(launcher: Launcher) -> None:
-    client = launch(launcher, detach=True)
-    call = launcher.held()
-    client.kill()
-    launcher.plane.preempt(call)
-    launcher.gate.touch()
-    launcher.plane.wait_stopped(launcher.plane.app)
-    assert call.status == "success"
-    assert launcher.committed() == [str(step) for step in range(STEPS)]
-    launcher.log(attempts=2)
