@@ -76,9 +76,7 @@ class TestMatch:
             ("no such type", [2.0], 2, False),
         ],
     )
-    def test_a_value_is_right_by_type_and_value(
-        self, declared: str, right: list[Any], value: Any, is_right: bool
-    ) -> None:
+    def test_a_value_is_right_by_type_and_value(self, declared, right, value, is_right):
         functions = [document(what={"type": declared})]
         fault = calls_fault(functions, [("book", {"what": value})], [{"book": {"what": right}}])
         assert (fault is None) == is_right, fault
@@ -95,9 +93,7 @@ class TestMatch:
             ("dict", [[{"x": [1]}], ""], ["x"], False),
         ],
     )
-    def test_a_list_is_right_element_by_element(
-        self, inner: str, right: list[Any], value: Any, is_right: bool
-    ) -> None:
+    def test_a_list_is_right_element_by_element(self, inner, right, value, is_right):
         functions = [document(what={"type": "array", "items": {"type": inner}})]
         fault = calls_fault(functions, [("book", {"what": value})], [{"book": {"what": right}}])
         assert (fault is None) == is_right, fault
@@ -156,17 +152,13 @@ class TestSingleTurn:
         assert (reward, fault) == (1.0, None)
         assert parts == {"match": 1.0, "right_tools": 1.0, "valid_calls": 1.0, "badly_typed": 0.0}
 
-    def test_an_undeclared_tool_is_wrong_and_named(
-        self, of_category: Mapping[str, SingleTurnEpisode]
-    ) -> None:
+    def test_an_undeclared_tool_is_wrong_and_named(self, of_category):
         episode = of_category["simple_python"]
         reward, parts, fault = self.play(episode, calls_of(("triangle", {"base": 10, "height": 5})))
         assert (reward, parts["right_tools"], parts["valid_calls"]) == (0.0, 0.0, 0.0)
         assert fault == "there is no tool 'triangle'; the tools are calculate_triangle_area"
 
-    def test_arguments_of_a_wrong_type_are_counted(
-        self, of_category: Mapping[str, SingleTurnEpisode]
-    ) -> None:
+    def test_arguments_of_a_wrong_type_are_counted(self, of_category):
         wrong = calls_of(("calculate_triangle_area", {"base": "ten", "height": [5]}))
         reward, parts, fault = self.play(of_category["simple_python"], wrong)
         assert (reward, parts["valid_calls"], parts["badly_typed"]) == (0.0, 1.0, 1.0)
@@ -183,16 +175,12 @@ class TestSingleTurn:
             "<tool_call></tool_call>",
         ],
     )
-    def test_what_is_no_call_is_wrong_in_words(
-        self, of_category: Mapping[str, SingleTurnEpisode], text: str
-    ) -> None:
+    def test_what_is_no_call_is_wrong_in_words(self, of_category, text):
         reward, parts, fault = self.play(of_category["simple_python"], text)
         assert (reward, parts["valid_calls"]) == (0.0, 0.0)
         assert fault is not None and "\n" not in fault
 
-    def test_where_no_function_fits_any_call_is_wrong_even_a_broken_one(
-        self, of_category: Mapping[str, SingleTurnEpisode]
-    ) -> None:
+    def test_where_no_function_fits_any_call_is_wrong_even_a_broken_one(self, of_category):
         episode = of_category["irrelevance"]
         assert self.play(episode, "None of the functions helps.")[0] == 1.0
         (tool,) = episode.tools()
@@ -200,17 +188,13 @@ class TestSingleTurn:
         assert self.play(episode, "<tool_call>{")[0] == 1.0  # never ended: text like any other
         assert self.play(episode, "<tool_call>{</tool_call>")[0] == 0.0
 
-    def test_where_some_function_fits_a_declared_one_must_be_called(
-        self, of_category: Mapping[str, SingleTurnEpisode]
-    ) -> None:
+    def test_where_some_function_fits_a_declared_one_must_be_called(self, of_category):
         episode = of_category["live_relevance"]
         assert self.play(episode, "I cannot.")[0] == 0.0
         assert self.play(episode, calls_of(("no_such_tool", {})))[0] == 0.0
         assert self.play(episode, calls_of((tool_name(episode.tools()[0]), {})))[0] == 1.0
 
-    def test_tools_have_json_schemas_and_java_takes_texts(
-        self, of_category: Mapping[str, SingleTurnEpisode]
-    ) -> None:
+    def test_tools_have_json_schemas_and_java_takes_texts(self, of_category):
         nested = {
             "type": "dict",
             "properties": {"x": {"type": "float"}, "y": {"type": "tuple", "items": {"type": "any"}}},

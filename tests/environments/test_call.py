@@ -72,9 +72,7 @@ CALLS = st.builds(
 
 
 @given(st.lists(CALLS, max_size=3), st.text(), st.none() | st.text(), st.booleans())
-def test_a_conversation_survives_its_json_form(
-    calls: list[Call], text: str, said: str | None, truncated: bool
-) -> None:
+def test_a_conversation_survives_its_json_form(calls, text, said, truncated):
     answers = [tool_message(f"answer {place}") for place, _ in enumerate(calls)]
     answers += [user_message(said)] if said is not None else []
     turn = Turn(text, tuple(calls), truncated, tuple(answers))

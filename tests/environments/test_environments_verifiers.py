@@ -78,9 +78,7 @@ def test_a_taskset_is_found_by_every_name_that_users_type(name: str) -> None:
     assert len(taskset.rows("train", None, seed=0)) == 27
 
 
-def test_an_installed_package_is_found_by_its_bare_name_but_ours_come_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_installed_package_is_found_by_its_bare_name_but_ours_come_first(monkeypatch):
     monkeypatch.setattr("environments.verifiers.installed._of_packages", lambda: {"double", "wordle"})
     packages.installed_tasksets.cache_clear()
     try:
@@ -147,9 +145,7 @@ def test_a_game_without_end_gives_as_many_rows_as_are_asked_for_and_holds_out_ev
         ),
     ],
 )
-def test_what_cannot_be_played_is_answered_with_one_line(
-    name: str, options: dict[str, object], said: str
-) -> None:
+def test_what_cannot_be_played_is_answered_with_one_line(name, options, said):
     with pytest.raises(EnvironmentUnusable) as error:
         find(f"verifiers:{name}").load(**options)
     assert said in str(error.value) and "\n" not in str(error.value)
@@ -169,9 +165,7 @@ def test_a_game_that_textarena_does_not_have_is_answered_with_one_line() -> None
         ("0.3.1", "release 0.3.1 is installed, and 0.4 is needed"),
     ],
 )
-def test_a_missing_extra_is_answered_with_the_command_that_installs_it(
-    installed: str | None, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_extra_is_answered_with_the_command_that_installs_it(installed, said, monkeypatch):
     def found(package: str) -> str:
         if package != "verifiers":
             return version(package)

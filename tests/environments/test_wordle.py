@@ -52,9 +52,7 @@ def test_a_letter_is_coloured_as_often_as_both_words_have_it(guess: str, secret:
 
 
 @given(WORD, WORD, WORD)
-def test_the_secret_agrees_with_every_guess_and_a_guess_only_with_itself(
-    guess: str, other: str, secret: str
-) -> None:
+def test_the_secret_agrees_with_every_guess_and_a_guess_only_with_itself(guess, other, secret):
     history = [(word, colours(word, secret)) for word in (guess, other)]
     assert secret in candidates([guess, other, secret], history)
     assert agrees(guess, guess, colours(guess, secret)) == (guess == secret)

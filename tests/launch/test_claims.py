@@ -134,9 +134,7 @@ def test_the_loop_and_its_stages_exclude_each_other(modal: Modal, first: str, se
         (("solver", "--iteration", "1"), ("solver", "--iteration", "2")),
     ],
 )
-def test_runs_in_folders_of_their_own_do_not(
-    modal: Modal, first: tuple[str, ...], second: tuple[str, ...]
-) -> None:
+def test_runs_in_folders_of_their_own_do_not(modal, first, second):
     modal.claims().take(request_of(first[0], "one", *first[1:]), "fc-1", "ap-1")
     assert modal.claims().take(request_of(second[0], "two", *second[1:]), "fc-2", "ap-2") == "fc-2"
 

@@ -53,9 +53,7 @@ def holds(machine: str, stage: str, model: str, folder: Path) -> bool:
         ),
     ],
 )
-def test_it_holds_the_model_and_the_next_smaller_one_with_bfloat16_does_not(
-    tmp_path: Path, stages: tuple[str, ...], model: str
-) -> None:
+def test_it_holds_the_model_and_the_next_smaller_one_with_bfloat16_does_not(tmp_path, stages, model):
     chosen, _ = default_machine(stages[-1], model)
     smaller = [name for name in MACHINES[: MACHINES.index(chosen)] if GPUS[load_compute(name).type].has_bf16]
     assert all(holds(chosen, stage, model, tmp_path) for stage in stages)

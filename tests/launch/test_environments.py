@@ -104,9 +104,7 @@ class TestTheGuidesCommands:
             ("train --env textarena --model Salesforce/xLAM-2-3b-fc-r", "xlam"),
         ],
     )
-    def test_calls_are_read_as_the_model_writes_them_whatever_the_environment(
-        self, line: str, form: str
-    ) -> None:
+    def test_calls_are_read_as_the_model_writes_them_whatever_the_environment(self, line, form):
         assert value(function(line), "environment.call_form") == form
 
     def test_an_evaluation_is_of_the_model_itself_in_a_folder_of_its_own(self) -> None:
@@ -123,9 +121,7 @@ class TestTheGuidesCommands:
             (f"train --config-path {BFCL}", "Qwen/Qwen2.5-3B-Instruct"),
         ],
     )
-    def test_its_training_composes_and_fits_its_machine_by_the_ledger(
-        self, line: str, stand_in: str | None
-    ) -> None:
+    def test_its_training_composes_and_fits_its_machine_by_the_ledger(self, line, stand_in):
         """xLAM's sizes are those of the Qwen that it was made from, which are known here without the hub."""
         request = function(line)
         words = [*request.command[1:], *([f"base_model={stand_in}"] if stand_in else [])]
@@ -158,9 +154,7 @@ class TestNames:
     def test_a_name_is_taken_as_users_type_it(self, typed: str, name: str) -> None:
         assert check_environment(typed) == name
 
-    def test_the_users_own_are_found_in_the_checkout(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_users_own_are_found_in_the_checkout(self, tmp_path, monkeypatch):
         (tmp_path / "number.py").write_text("")
         (tmp_path / "word_game").mkdir()
         (tmp_path / "word_game" / "__init__.py").write_text("")
@@ -208,9 +202,7 @@ class TestWhatFollows:
         assert machine.memory > 32768
 
     @pytest.mark.parametrize("file", ["", f" --config-path {GENERAL}"])
-    def test_what_an_environment_needs_of_the_general_machine_is_not_asked_of_several_gpus(
-        self, file: str
-    ) -> None:
+    def test_what_an_environment_needs_of_the_general_machine_is_not_asked_of_several_gpus(self, file):
         line = "train --env {} --gpu-type H100 --gpu-count 8" + file
         assert action(line.format("bfcl-single-turn")).compute == action(line.format("wordle")).compute
 
@@ -225,9 +217,7 @@ class TestWhatFollows:
         assert value(request, "data.max_prompt_length") == "7168"
         assert value(request, "actor_rollout_ref.model.lora_rank") == "32"  # what it leaves out
 
-    def test_settings_of_an_environment_win_over_a_files_and_typed_ones_over_both(
-        self, tmp_path: Path
-    ) -> None:
+    def test_settings_of_an_environment_win_over_a_files_and_typed_ones_over_both(self, tmp_path):
         file = tmp_path / "run.yaml"
         file.write_text(
             "{env: wordle, overrides: [trainer.save_freq=5, data.max_prompt_length=64], "
@@ -254,9 +244,7 @@ class TestWhatFollows:
         path.write_text("")
         return "examples/grpo/train_mine.py"
 
-    def test_a_script_of_the_run_file_trains_in_its_environment_and_no_other(
-        self, tmp_path: Path, script: str
-    ) -> None:
+    def test_a_script_of_the_run_file_trains_in_its_environment_and_no_other(self, tmp_path, script):
         file = tmp_path / "run.yaml"
         file.write_text(f"{{env: wordle, scripts_by_env: {{vf-wordle: {script}}}}}")
         request = action(f"train --config-path {file} --steps 3")
@@ -271,9 +259,7 @@ class TestWhatFollows:
         assert action("train --env wordle").shown[:2] == ("drzero", "train")
 
     @pytest.mark.slow("the command line in a process of its own; the first tier has what the launch asks for")
-    def test_the_script_of_the_docs_trains_with_what_the_launch_asks_for_and_ends_as_it_does(
-        self, tmp_path: Path
-    ) -> None:
+    def test_the_script_of_the_docs_trains_with_what_the_launch_asks_for_and_ends_as_it_does(self, tmp_path):
         page = (ROOT / "docs" / "modal.md").read_text(encoding="utf-8")
         (listing,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
         (tmp_path / "train_mine.py").write_text(listing, encoding="utf-8")
@@ -288,9 +274,7 @@ class TestWhatFollows:
             ("mine.py", "put it under examples/grpo/"),
         ],
     )
-    def test_a_script_that_no_container_would_have_is_refused(
-        self, tmp_path: Path, script: str, path: str, message: str
-    ) -> None:
+    def test_a_script_that_no_container_would_have_is_refused(self, tmp_path, script, path, message):
         (tmp_path / "mine.py").write_text("")
         file = tmp_path / "run.yaml"
         file.write_text(f"{{env: wordle, scripts_by_env: {{wordle: {path}}}}}")

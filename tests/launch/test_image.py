@@ -213,9 +213,7 @@ def test_a_demand_that_the_pins_do_not_meet_is_an_error(index: Callable[..., Non
             check(tensordict="0.9.0")
 
 
-def test_a_required_package_that_is_nowhere_is_an_error_even_if_an_extra_requires_it(
-    index: Callable[..., None],
-) -> None:
+def test_a_required_package_that_is_nowhere_is_an_error_even_if_an_extra_requires_it(index):
     index()
     without = {name: version for name, version in HAS.items() if name != "aiohttp-cors"}
     (problem,) = check_gpu_pins({**without, "sglang": "0.5.12"}, project=None)
@@ -223,9 +221,7 @@ def test_a_required_package_that_is_nowhere_is_an_error_even_if_an_extra_require
     assert check_cpu_pins({"ray": "2.55.1", "click": "8.5.1"}, project=None) == []
 
 
-def test_what_sglangs_image_brings_need_not_be_pinned_for_gpus_but_for_cpus(
-    index: Callable[..., None],
-) -> None:
+def test_what_sglangs_image_brings_need_not_be_pinned_for_gpus_but_for_cpus(index):
     index()
     assert gpu() == []
     (problem,) = check_cpu_pins(HAS, project=None)
@@ -238,9 +234,7 @@ def test_a_package_for_another_python_is_an_error(index: Callable[..., None]) ->
         cpu()
 
 
-def test_no_python_is_downloaded_for_a_resolution(
-    index: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_python_is_downloaded_for_a_resolution(index, tmp_path, monkeypatch):
     index()
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
     monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", "http://127.0.0.1:9")
@@ -322,9 +316,7 @@ def test_files_that_another_package_has_overwritten_are_reported(tmp_path: Path)
     assert overwritten("flash-attn-4", [str(tmp_path / "empty")]) == ["flash-attn-4 is not installed"]
 
 
-def test_an_sglang_that_cannot_be_imported_fails_the_check_of_its_image(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_sglang_that_cannot_be_imported_fails_the_check_of_its_image(tmp_path, monkeypatch):
     (tmp_path / "sglang").mkdir()
     (tmp_path / "sglang" / "__init__.py").write_text("raise ValueError('a revision must be specified')")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -1,7 +1,6 @@
 """Which files a repeated download fetches."""
 
 import os
-from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -31,9 +30,7 @@ class OneFile:
     [("10", 100, 0), ("12", 40, 1), ("1", 100, 1), (None, 0, 1)],
     ids=["the same size and second", "changed without changing its size", "incomplete", "not here"],
 )
-def test_a_file_is_fetched_unless_it_is_here(
-    tmp_path: Path, content: str | None, second: int, fetched: int
-) -> None:
+def test_a_file_is_fetched_unless_it_is_here(tmp_path, content, second, fetched):
     path = tmp_path / NAME
     if content is not None:
         path.write_text(content)
@@ -44,9 +41,7 @@ def test_a_file_is_fetched_unless_it_is_here(
 
 
 @pytest.mark.parametrize("listed", ["run/../../escaped", "../escaped", "/etc/escaped", "elsewhere/escaped"])
-def test_a_listed_path_outside_of_the_folder_is_refused_and_nothing_written(
-    tmp_path: Path, listed: str
-) -> None:
+def test_a_listed_path_outside_of_the_folder_is_refused_and_nothing_written(tmp_path, listed):
     volume: Any = OneFile(listed)
     with pytest.raises(LaunchError, match="nothing fetched"):
         download(volume, "run", tmp_path / "a" / "b")

@@ -60,9 +60,7 @@ class TestEveryStage:
     """The machine that each requests, and its command."""
 
     @pytest.mark.parametrize(("words", "function", "gpu", "command"), STAGES)
-    def test_requests_its_machine_after_the_checks(
-        self, plane: ControlPlane, checkout: Path, words: list[str], function: str, gpu: Any, command: str
-    ) -> None:
+    def test_requests_its_machine_after_the_checks(self, plane, checkout, words, function, gpu, command):
         done = run_action(plane, checkout, *words)
         assert done.code == 0, done.stdout + done.stderr
         *checks, call = calls_of(plane)
@@ -100,9 +98,7 @@ class TestLooks:
             ),
         ],
     )
-    def test_take_a_cpu_and_nothing_else(
-        self, plane: ControlPlane, checkout: Path, words: list[str], module: str, asked: list[str]
-    ) -> None:
+    def test_take_a_cpu_and_nothing_else(self, plane, checkout, words, module, asked):
         done = run_action(plane, checkout, *words)
         assert done.code == 0, done.stdout + done.stderr
         (call,) = calls_of(plane)
@@ -111,9 +107,7 @@ class TestLooks:
 
 
 class TestTransfers:
-    def test_a_partly_sent_folder_is_completed(
-        self, plane: ControlPlane, checkout: Path, tmp_path: Path
-    ) -> None:
+    def test_a_partly_sent_folder_is_completed(self, plane, checkout, tmp_path):
         folder = tmp_path / "model"
         folder.mkdir()
         (folder / "config.json").write_text("{}")
@@ -125,9 +119,7 @@ class TestTransfers:
         sent = plane.volume("dr-zero-corpus").committed() / "models" / "cut"
         assert (sent / "model.safetensors").read_bytes() == b"weights"
 
-    def test_an_interrupted_download_fetches_the_incomplete_file(
-        self, plane: ControlPlane, checkout: Path, tmp_path: Path
-    ) -> None:
+    def test_an_interrupted_download_fetches_the_incomplete_file(self, plane, checkout, tmp_path):
         there, here = plane.volume("dr-zero-checkpoints").committed() / "run", tmp_path / "run"
         there.mkdir()
         for name in ("a.jsonl", "b.jsonl"):
@@ -182,9 +174,7 @@ class TestOneLaunch:
         ]
         assert "compute.timeout=7200" in command
 
-    def test_a_cpu_runs_preflight_on_the_same_command_and_then_fetches_its_models(
-        self, plane: ControlPlane, call: Call
-    ) -> None:
+    def test_a_cpu_runs_preflight_on_the_same_command_and_then_fetches_its_models(self, plane, call):
         checks = [other for other in calls_of(plane) if other.function == "ask"]
         said = [*ROOTS, *call.args[0].command[1:]]
         assert [check.args for check in checks] == [
@@ -197,9 +187,7 @@ class TestOneLaunch:
         assert "command: drzero challenger" in done.stdout
         assert "usd_per_hour:" in done.stdout
 
-    def test_nothing_secret_is_printed_and_no_request_leaves_the_machine(
-        self, plane: ControlPlane, done: Done
-    ) -> None:
+    def test_nothing_secret_is_printed_and_no_request_leaves_the_machine(self, plane, done):
         assert not [value for value in PLANTED.values() if value in done.stdout + done.stderr]
         assert plane.left_machine == []
 
@@ -213,9 +201,7 @@ class TestRunFiles:
         assert done.code == 0, done.stdout + done.stderr
         return stage_of(plane)
 
-    def test_packages_and_scripts_of_the_users_own_go_into_the_image(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
+    def test_packages_and_scripts_of_the_users_own_go_into_the_image(self, plane, checkout):
         (checkout / "tools").mkdir()
         (checkout / "tools" / "mine.py").write_text("MINE = 1\n")
         (checkout / "run.yaml").write_text(
@@ -246,9 +232,7 @@ class TestInterrupted:
 
 
 class TestDetached:
-    def test_the_stage_continues_when_the_client_dies_and_is_not_launched_again(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
+    def test_the_stage_continues_when_the_client_dies_and_is_not_launched_again(self, plane, checkout):
         released = threading.Event()
 
         def stage(request: Any) -> dict[str, Any]:
@@ -316,9 +300,7 @@ class TestAppFunctions:
         assert stage_of(plane).spec.gpu == ("A10G", 1)
         assert (waiter.attempts, waiter.spec.nonpreemptible, waiter.spec.retries) == (2, True, 3)
 
-    def test_a_launch_that_is_refused_ends_with_one_line_of_error(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
+    def test_a_launch_that_is_refused_ends_with_one_line_of_error(self, plane, checkout):
         plane.answer("ask", lambda module, words: 2)
         try:
             done = run_function(plane, checkout, "evaluate", "--overrides", "+a.b='x y'")
@@ -330,9 +312,7 @@ class TestAppFunctions:
         (preflight,) = [call for call in calls_of(plane) if call.function == "ask"]
         assert "+a.b='x y'" in preflight.args[1]
 
-    def test_train_with_config_reads_a_run_file_of_the_checkout(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
+    def test_train_with_config_reads_a_run_file_of_the_checkout(self, plane, checkout):
         done = run_function(
             *(plane, checkout, "train_with_config", "--config-path", "config/runs/challenger_a100.yaml")
         )
@@ -347,9 +327,7 @@ class TestRefusals:
             (["challenger", "--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
         ],
     )
-    def test_a_mistake_is_one_line_before_anything_reaches_modal(
-        self, plane: ControlPlane, checkout: Path, words: list[str], message: str
-    ) -> None:
+    def test_a_mistake_is_one_line_before_anything_reaches_modal(self, plane, checkout, words, message):
         before = len(plane.requests)
         done = run_action(plane, checkout, *words)
         assert done.code == 2
@@ -357,9 +335,7 @@ class TestRefusals:
         assert message in line
         assert "AppCreate" not in plane.requests[before:]
 
-    def test_errors_of_preflight_end_the_launch_and_no_gpu_is_requested(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
+    def test_errors_of_preflight_end_the_launch_and_no_gpu_is_requested(self, plane, checkout):
         plane.answer("ask", lambda module, words: 2)
         try:
             done = run_action(plane, checkout, "challenger")
@@ -369,9 +345,7 @@ class TestRefusals:
         assert "preflight found errors" in done.stderr
         assert [call.function for call in calls_of(plane)] == ["ask"]
 
-    def test_a_model_that_cannot_be_fetched_ends_the_launch(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
+    def test_a_model_that_cannot_be_fetched_ends_the_launch(self, plane, checkout):
         plane.answer("ask", lambda module, words: 2 * (words[0] == "fetch-models"))
         try:
             done = run_action(plane, checkout, "challenger")
@@ -401,17 +375,13 @@ class TestRefusals:
             (["--config-path", "run.yaml"], "put it under config/, or use --action"),
         ],
     )
-    def test_a_mistake_in_an_app_functions_flags_is_refused_here(
-        self, plane: ControlPlane, checkout: Path, flags: list[str], message: str
-    ) -> None:
+    def test_a_mistake_in_an_app_functions_flags_is_refused_here(self, plane, checkout, flags, message):
         done = run_function(plane, checkout, "train", *flags)
         assert done.code == 2
         (line,) = done.stderr.strip().splitlines()
         assert message in line
 
-    def test_names_of_volumes_that_modal_would_refuse_are_reported_in_one_line(
-        self, plane: ControlPlane, checkout: Path
-    ) -> None:
+    def test_names_of_volumes_that_modal_would_refuse_are_reported_in_one_line(self, plane, checkout):
         env = {"EXPERIMENTER": "", "EXPERIMENT_NAME": "wide"}
         done = plane.modal("run", "modal_train.py", "--action", "merge", cwd=checkout, env=env)
         assert done.code == 2
@@ -435,9 +405,7 @@ class TestSecrets:
     def bare(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         return make_checkout(tmp_path_factory.mktemp("bare"), dotenv=False)
 
-    def test_named_secrets_that_exist_are_used_and_missing_ones_reported(
-        self, plane: ControlPlane, bare: Path
-    ) -> None:
+    def test_named_secrets_that_exist_are_used_and_missing_ones_reported(self, plane, bare):
         plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
         plane.secrets.pop("wandb-secret", None)
         done = run_action(plane, bare, "merge")

@@ -79,18 +79,14 @@ class TestAfterwards:
         assert re.search(r"\[trainer\] step 2/2: reward \d", done.stdout)
         assert "[trainer] checkpoint of step 2: " in done.stdout and "TaskRunner" not in done.stdout
 
-    def test_download_brings_dumps_and_a_second_time_nothing(
-        self, launched_loop: LaunchedLoop, tmp_path: Path
-    ) -> None:
+    def test_download_brings_dumps_and_a_second_time_nothing(self, launched_loop, tmp_path):
         words = ["download", f"{SOLVER}/dumps", str(tmp_path / "dumps")]
         first, second = (run_action(launched_loop.plane, launched_loop.checkout, *words) for _ in range(2))
         assert first.code == 0, first.stdout + first.stderr
         assert (tmp_path / "dumps" / "step_0001.jsonl").is_file()
         assert " 0 files fetched" in second.stdout
 
-    def test_every_stage_and_the_loop_have_left_a_page_with_what_they_did(
-        self, launched_loop: LaunchedLoop
-    ) -> None:
+    def test_every_stage_and_the_loop_have_left_a_page_with_what_they_did(self, launched_loop):
         pages = {
             name: (launched_loop.committed / name / "report.html").read_text(encoding="utf-8")
             for name in (*manifest(launched_loop), "evolve")
@@ -103,9 +99,7 @@ class TestAfterwards:
         assert "cli.py" not in pages[SOLVER] and "<code>drzero solver " in pages[SOLVER]
         assert "<code>drzero evolve " in pages["evolve"]
 
-    def test_a_page_made_after_a_download_is_the_one_that_the_stage_made(
-        self, launched_loop: LaunchedLoop, tmp_path: Path
-    ) -> None:
+    def test_a_page_made_after_a_download_is_the_one_that_the_stage_made(self, launched_loop, tmp_path):
         name = "evaluate_iter1"
         words = ["download", name, str(tmp_path / name)]
         done = run_action(launched_loop.plane, launched_loop.checkout, *words)
@@ -119,9 +113,7 @@ class TestAfterwards:
         )
         assert again == made.replace(str(launched_loop.mounted / name), str(tmp_path / name))
 
-    def test_no_planted_secret_is_in_any_log_config_dump_or_process_title(
-        self, launched_loop: LaunchedLoop
-    ) -> None:
+    def test_no_planted_secret_is_in_any_log_config_dump_or_process_title(self, launched_loop):
         assert any("planted" in value for value in PLANTED.values())
         plane, done = launched_loop.plane, launched_loop.done
         texts = launched_loop.seen | {done.stdout, done.stderr} | {app.log.text() for app in plane.apps}

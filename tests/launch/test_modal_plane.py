@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from modal_plane import ControlPlane
 from modal_plane.client import Done
-from modal_plane.state import App, Call, FunctionSpec, MountedVolume
+from modal_plane.state import App, Call, FunctionSpec
 from modal_plane.volumes import Volume
 
 SAMPLE = Path(__file__).parents[1] / "parts" / "modal_plane" / "sample" / "sample_app.py"
@@ -60,12 +60,6 @@ class TestOneCall:
         names = [(secret.name, secret.keys) for secret in spec.secrets]
         assert names == [("wandb-secret", ("WANDB_API_KEY",)), (None, ("FROM_DOTENV",)), (None, ("MODE",))]
 
-    def test_the_function_runs_as_in_a_container(self, call: Call) -> None:
-        assert call.result["local"] is False
-        assert (call.result["call"], call.result["input"]) == (call.function_call_id, call.id)
-        assert call.result["mounted"] == "from the mounted folder"
-        assert call.result["corpus"] == ["chromadb"]
-
     def test_a_container_has_the_apps_environment_and_not_the_clients(self, call: Call) -> None:
         assert call.result["laptop"] is None
         assert call.result["environment"] == {
@@ -83,59 +77,6 @@ class TestOneCall:
         ]
         assert [reload.function for reload in corpus.reloads] == ["facts"]
         assert (checkpoints.committed() / "seen").read_text() == "--iteration 1 +trainer.foo=1"
-
-
-class TestSeveralCalls:
-    """One run whose local entry point calls several functions, one after the other."""
-
-    @pytest.fixture(scope="class")
-    def done(self, plane: ControlPlane, folder: Path) -> Done:
-        plane.answer("double", lambda number: number * 10)
-        return plane.modal("run", str(SAMPLE), "nested,large,failures,answered", cwd=folder)
-
-    @pytest.fixture(scope="class")
-    def calls(self, plane: ControlPlane, done: Done) -> list[Call]:
-        return calls_of(plane, plane.app)
-
-    def test_a_container_calls_and_spawns_with_other_compute(
-        self, plane: ControlPlane, done: Done, calls: list[Call]
-    ) -> None:
-        supervisor, spawned, called = calls[:3]
-        assert "nested [b'called', b'spawned']" in done.stdout
-        assert [(call.function, call.parent, call.spawned) for call in (spawned, called)] == [
-            ("echo", supervisor.id, True),
-            ("echo", supervisor.id, False),
-        ]
-        options = {
-            "gpu": ("A100-80GB", 4),
-            "timeout": 60,
-            "volumes": {"/other": MountedVolume("sample-corpus", read_only=False, sub_path=None)},
-        }
-        assert spawned.options == options
-        assert (spawned.spec.gpu, spawned.spec.timeout, spawned.spec.volumes) == tuple(options.values())
-        assert plane.functions["echo"].gpu is None
-
-    def test_arguments_and_results_of_some_size_go_by_the_blob_store(
-        self, plane: ControlPlane, done: Done, calls: list[Call]
-    ) -> None:
-        assert f"large {3 * 2**20}" in done.stdout
-        assert calls[3].result == b"x" * 3 * 2**20
-        assert {"BlobCreate", "BlobGet"} <= set(plane.requests)
-
-    def test_failures_reach_the_caller_with_their_type_after_the_retries(
-        self, done: Done, calls: list[Call]
-    ) -> None:
-        assert "failed builtins ValueError as it must" in done.stdout
-        assert (calls[4].status, calls[4].attempts) == ("failure", 2)
-        assert repr(calls[4].exception) == "ValueError('as it must')"
-
-    def test_timeouts_are_enforced(self, done: Done, calls: list[Call]) -> None:
-        assert "failed modal.exception FunctionTimeoutError" in done.stdout
-        assert (calls[5].status, calls[5].attempts) == ("timeout", 1)
-
-    def test_a_test_can_answer_calls_itself(self, done: Done, calls: list[Call]) -> None:
-        assert "doubled [10, 20, 30]" in done.stdout
-        assert sorted(call.args for call in calls[6:]) == [(1,), (2,), (3,)]
 
 
 def test_a_lost_container_is_replaced_and_finds_the_last_commit(plane: ControlPlane, folder: Path) -> None:
@@ -188,9 +129,7 @@ class TestViews:
         volume.commit("ta-1")
         assert sorted(path.name for path in volume.committed().iterdir()) == ["new", "theirs"]
 
-    def test_a_commit_includes_files_that_are_new_changed_removed_or_of_another_kind(
-        self, volume: Volume
-    ) -> None:
+    def test_a_commit_includes_files_that_are_new_changed_removed_or_of_another_kind(self, volume):
         for path in ("removed/deep/file", "folder/file", "file", "changed"):
             volume.put(path, b"old")
         folder = volume.mount("ta-1", 0)
@@ -234,9 +173,7 @@ class TestWarmContainers:
         assert "expired" in done.stdout, done.stdout + done.stderr
 
 
-def test_what_modal_does_not_offer_is_refused_and_the_client_has_no_other_packages(
-    plane: ControlPlane, folder: Path
-) -> None:
+def test_what_modal_does_not_offer_is_refused_and_the_client_has_no_other_packages(plane, folder):
     done = plane.modal("run", str(SAMPLE), "beyond", cwd=folder)
     assert done.code == 0, done.stdout + done.stderr
     refused = [line for line in done.stdout.splitlines() if line.startswith("refused")]
@@ -245,27 +182,6 @@ def test_what_modal_does_not_offer_is_refused_and_the_client_has_no_other_packag
     for line, word in zip(refused, wanted, strict=True):
         assert word in line
     assert "bare No module named 'torch'" in done.stdout
-
-
-class TestClientLost:
-    """The client is killed while its call runs."""
-
-    @pytest.fixture
-    def lose(self, plane: ControlPlane, folder: Path) -> Any:
-        def lose(*arguments: str) -> Call:
-            before = len(plane.calls)
-            client = plane.start("run", *arguments, cwd=folder)
-            plane.wait_for(lambda: "waiting" in client.stdout, "the container's words in the client's output")
-            assert plane.calls[before].status == "running"
-            client.kill()
-            return plane.calls[before]
-
-        return lose
-
-    def test_its_app_ends_with_it(self, plane: ControlPlane, lose: Any) -> None:
-        call = lose(f"{SAMPLE}::waits", "--name", "never")
-        plane.wait_stopped(plane.app)
-        assert call.status == "terminated"
 
 
 def test_an_unknown_request_is_refused_by_name(plane: ControlPlane, folder: Path) -> None:

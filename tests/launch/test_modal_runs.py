@@ -90,9 +90,7 @@ def command_lines(seen: list[str]) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def uploaded(
-    plane: ControlPlane, checkout: Path, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[Done]:
+def uploaded(plane, checkout, speaking_model, tmp_path_factory):
     """A corpus and a model, uploaded by the launcher."""
     world = tmp_path_factory.mktemp("world")
     write_world(generate_world(0, "run", passages=60), world)
@@ -130,9 +128,7 @@ def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) ->
 
 
 @pytest.fixture(scope="module")
-def out_of_money(
-    plane: ControlPlane, checkout: Path, cut: Cut, seen: list[str]
-) -> tuple[Done, list[dict[str, Any]]]:
+def out_of_money(plane, checkout, cut, seen):
     """Two more steps, and money for one of them."""
     spent = sum(usd(call) for call in calls_paid(plane))
     rate = calls_paid(plane)[0]["usd_per_hour"]
@@ -195,9 +191,7 @@ class TestPrepareData:
 
 
 class TestCutAndContinued:
-    def test_the_run_is_finished_by_a_second_call_of_the_same_function(
-        self, plane: ControlPlane, cut: Cut
-    ) -> None:
+    def test_the_run_is_finished_by_a_second_call_of_the_same_function(self, plane, cut):
         assert cut.done.code == 0, cut.done.stdout[-6000:] + cut.done.stderr
         # A slow machine may need a third.
         *others, last = parts(plane)
@@ -238,34 +232,26 @@ class TestKilledInAWrite:
 
 
 class TestOutOfMoney:
-    def test_it_stops_at_a_complete_checkpoint_and_prints_what_to_raise(
-        self, plane: ControlPlane, out_of_money: tuple[Done, list[dict[str, Any]]]
-    ) -> None:
+    def test_it_stops_at_a_complete_checkpoint_and_prints_what_to_raise(self, plane, out_of_money):
         done, _ = out_of_money
         assert done.code == 1
         assert "raise compute.max_usd and launch it again" in done.stdout
         assert saved_step(run_folder(plane)) == 3
 
-    def test_what_was_spent_is_within_the_limit(
-        self, out_of_money: tuple[Done, list[dict[str, Any]]]
-    ) -> None:
+    def test_what_was_spent_is_within_the_limit(self, out_of_money):
         done, paid = out_of_money
         limit = float(done.stdout.split("max_usd: ")[1].split()[0])
         assert sum(usd(call) for call in paid) <= limit
 
 
 class TestAfterwards:
-    def test_status_has_state_and_cost_of_the_launch(
-        self, plane: ControlPlane, checkout: Path, out_of_money: object
-    ) -> None:
+    def test_status_has_state_and_cost_of_the_launch(self, plane, checkout, out_of_money):
         done = run_action(plane, checkout, "status")
         assert done.code == 0, done.stdout + done.stderr
         (line,) = [line for line in done.stdout.splitlines() if RUN in line]
         assert "out of money" in line
 
-    def test_logs_show_the_console_of_all_calls(
-        self, plane: ControlPlane, checkout: Path, out_of_money: object
-    ) -> None:
+    def test_logs_show_the_console_of_all_calls(self, plane, checkout, out_of_money):
         done = run_action(plane, checkout, "logs", "--stage", "challenger", "--iteration", "1")
         assert done.code == 0, done.stdout + done.stderr
         assert "[trainer]" in done.stdout and "[retrieval]" in done.stdout
@@ -275,18 +261,14 @@ class TestAfterwards:
         assert done.code == 0, done.stdout + done.stderr
         assert "out of time" in done.stdout
 
-    def test_download_brings_dumps_and_a_second_time_nothing(
-        self, plane: ControlPlane, checkout: Path, out_of_money: object, tmp_path: Path
-    ) -> None:
+    def test_download_brings_dumps_and_a_second_time_nothing(self, plane, checkout, out_of_money, tmp_path):
         words = ["download", f"{RUN}/dumps", str(tmp_path / "dumps")]
         first, second = (run_action(plane, checkout, *words) for _ in range(2))
         assert first.code == 0, first.stdout + first.stderr
         assert (tmp_path / "dumps" / "step_0001.jsonl").is_file()
         assert " 0 files fetched" in second.stdout
 
-    def test_no_planted_secret_is_in_any_log_config_dump_or_process_title(
-        self, plane: ControlPlane, seen: list[str], out_of_money: object
-    ) -> None:
+    def test_no_planted_secret_is_in_any_log_config_dump_or_process_title(self, plane, seen, out_of_money):
         assert any("planted" in value for value in PLANTED.values())
         texts = set(seen) | {app.log.text() for app in plane.apps}
         for value in PLANTED.values():

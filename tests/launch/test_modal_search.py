@@ -38,9 +38,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield plane
 
 
-def test_a_deployed_service_is_one_machine_with_the_corpus_that_stays(
-    plane: ControlPlane, checkout: Path
-) -> None:
+def test_a_deployed_service_is_one_machine_with_the_corpus_that_stays(plane, checkout):
     done = plane.modal("deploy", "modal_search.py", cwd=checkout, env=SHARED)
     assert done.code == 0, done.stdout + done.stderr
     assert "https://search.modal.invalid" in done.stdout
@@ -82,9 +80,7 @@ def test_people_who_share_a_workspace_have_a_service_each(plane: ControlPlane, c
     assert plane.app.name == "dr-zero-search-ada-wiki"
 
 
-def test_a_run_file_that_its_container_would_not_have_is_refused(
-    plane: ControlPlane, checkout: Path, tmp_path: Path
-) -> None:
+def test_a_run_file_that_its_container_would_not_have_is_refused(plane, checkout, tmp_path):
     (tmp_path / "search.yaml").write_text("compute: cpu\n")
     own = {**SHARED, "DRZERO_SEARCH_FILE": str(tmp_path / "search.yaml")}
     done = plane.modal("deploy", "modal_search.py", cwd=checkout, env=own)

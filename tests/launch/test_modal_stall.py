@@ -131,9 +131,7 @@ def test_its_page_is_on_the_volume(plane: ControlPlane, ended: Done) -> None:
     assert "(drzero/hanging.py:" in page.read_text()
 
 
-def test_a_run_that_hangs_is_resumed_once_and_then_ends_its_call_with_the_verdict(
-    plane: ControlPlane, ended: Done
-) -> None:
+def test_a_run_that_hangs_is_resumed_once_and_then_ends_its_call_with_the_verdict(plane, ended):
     assert ended.code == 1
     last = ended.stderr.strip().splitlines()[-1]
     assert last.startswith(f"modal_train: {RUN} stalled and was stopped: trainer (pid ")

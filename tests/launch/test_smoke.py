@@ -13,11 +13,9 @@ import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from conftest import Prepared
 from hydra import compose, initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,9 +214,7 @@ def test_on_a_machine_without_what_it_needs_nothing_is_started(tmp_path: Path) -
 
 
 @pytest.mark.slow("a run of one step; its verdicts are those below")
-def test_in_its_container_a_run_ends_with_its_verdicts(
-    prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_its_container_a_run_ends_with_its_verdicts(prepared, speaking_model, tmp_path, monkeypatch):
     for kind in ("checkpoints", "cache"):
         (tmp_path / kind).mkdir()
         monkeypatch.setenv(f"DRZERO_MOUNT_{kind.upper()}", str(tmp_path / kind))
@@ -322,9 +318,7 @@ def test_a_run_that_used_every_mechanism_has_proven_each(needs: Needs, tmp_path:
         ("no failures", {"failures": 0.5}, "50.00% at most"),
     ],
 )
-def test_a_run_without_one_of_them_has_not_proven_it_and_says_why(
-    needs: Needs, tmp_path: Path, mechanism: str, changes: dict[str, Any], why: str
-) -> None:
+def test_a_run_without_one_of_them_has_not_proven_it_and_says_why(needs, tmp_path, mechanism, changes, why):
     names = {
         "kl": "actor__rollout_corr__kl",
         "drift": "drzero__rollout__token_drift_rate",
@@ -400,9 +394,7 @@ def players(tmp_path: Path) -> Iterator[dict[str, int]]:
         process.communicate()
 
 
-def test_a_witness_sees_schedulers_ranks_their_libraries_and_pipes(
-    players: dict[str, int], tmp_path: Path
-) -> None:
+def test_a_witness_sees_schedulers_ranks_their_libraries_and_pipes(players, tmp_path):
     os.mkfifo(tmp_path / "rank_0.pipe")
     with Witness(tmp_path) as seen:
         seen.look()

@@ -77,9 +77,7 @@ def stalled(run: Path, *kinds: str, at: float) -> None:
         (("stall", "progress"), "1 stalls so far, the last: rank 1 is late (culprit: rank 1), 1 min"),
     ],
 )
-def test_a_stall_of_the_call_is_in_it_and_whether_it_lasts(
-    checkpoints: Path, kinds: tuple[str, ...], said: str
-) -> None:
+def test_a_stall_of_the_call_is_in_it_and_whether_it_lasts(checkpoints, kinds, said):
     stalled(checkpoints / "solver_iter1", *kinds, at=time.time())
     for action in ("solver", "evolve"):
         assert said in status_line(request_of(action), 1.0, 60)

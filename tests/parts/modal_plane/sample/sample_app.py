@@ -17,8 +17,6 @@ image = (
     .env({"GREETING": "hello there", "PYTHONPATH": "/root/added", "HF_HOME": "/checkpoints/hub"})
     .add_local_dir(Path(__file__).parent / "extra", "/root/added")
 )
-MEBIBYTES_3 = 3 * 2**20
-GIVEN = ("GREETING", "MODE", "WANDB_API_KEY", "FROM_DOTENV")
 
 
 @app.function(
@@ -32,7 +30,7 @@ GIVEN = ("GREETING", "MODE", "WANDB_API_KEY", "FROM_DOTENV")
     secrets=[modal.Secret.from_name("wandb-secret"), modal.Secret.from_dotenv()],
     env={"MODE": "test"},
 )
-def facts(question: str, steps: int = 1) -> dict:
+def facts(question: str) -> dict:
     """What a function finds in its container."""
     import greeting
 
@@ -40,47 +38,17 @@ def facts(question: str, steps: int = 1) -> dict:
     Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"], "seen").write_text(question)
     checkpoints.commit()
     corpus.reload()
+    keys = ("GREETING", "MODE", "WANDB_API_KEY", "FROM_DOTENV")
     return {
-        "local": modal.is_local(),
-        "call": modal.current_function_call_id(),
-        "input": modal.current_input_id(),
         "mounted": greeting.TEXT,
-        "corpus": sorted(os.listdir(os.environ["DRZERO_MOUNT_CORPUS"])),
-        "environment": {
-            key: os.environ.get(key) for key in ("GREETING", "MODE", "WANDB_API_KEY", "FROM_DOTENV")
-        },
-        "hub": os.environ["HF_HOME"],
+        "environment": {key: os.environ.get(key) for key in keys},
         "laptop": os.environ.get("ONLY_ON_THE_LAPTOP"),
-        "steps": steps,
     }
 
 
 @app.function(image=image)
 def echo(content: bytes) -> bytes:
     return content
-
-
-@app.function(image=image)
-def supervisor() -> list:
-    """Calls another function from within a container, with other compute, and waits for it by id."""
-    bigger = echo.with_options(gpu="A100-80GB:4", timeout=60, volumes={"/other": corpus})
-    spawned = bigger.spawn(b"spawned")
-    return [bigger.remote(b"called"), modal.FunctionCall.from_id(spawned.object_id).get()]
-
-
-@app.function(image=image, retries=1)
-def fails() -> None:
-    raise ValueError("as it must")
-
-
-@app.function(image=image, timeout=1)
-def sleeps() -> None:
-    time.sleep(60)
-
-
-@app.function(image=image)
-def double(number: int) -> int:
-    return 2 * number
 
 
 @app.function(image=image, volumes={"/checkpoints": checkpoints})
@@ -99,16 +67,6 @@ def writes() -> list:
         print(f"attempt after {len(found)}", flush=True)
         time.sleep(60)
     return found
-
-
-@app.function(image=image, volumes={"/checkpoints": checkpoints})
-def waits(name: str) -> str:
-    """Waits for the test to put a file of that name on the volume."""
-    print("waiting", flush=True)
-    while not Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"], name).exists():
-        time.sleep(0.05)
-        checkpoints.reload()
-    return name
 
 
 @app.function(image=image, volumes={"/checkpoints": checkpoints})
@@ -140,46 +98,8 @@ def main(*arguments: str) -> None:
         globals()[f"run_{scenario}"](*arguments[1:])
 
 
-def run_upload() -> None:
-    local = Path("notes.txt")
-    local.write_text("a note")
-    Path("large.bin").write_bytes(bytes(9 * 2**20) + b"end")
-    for volume in (corpus, checkpoints):
-        with volume.batch_upload() as batch:
-            batch.put_file(local, "/texts/notes.txt")
-            batch.put_file("large.bin", "/large.bin")
-    for volume in (corpus, checkpoints):
-        listed = sorted(entry.path for entry in volume.listdir("/", recursive=True))
-        content = b"".join(volume.read_file("large.bin"))
-        volume.remove_file("large.bin")
-        print(
-            "listed", listed, len(content), content[-3:], [entry.path for entry in volume.iterdir("/texts")]
-        )
-
-
 def run_facts(*overrides: str) -> None:
-    print("facts", json.dumps(facts.remote(" ".join(overrides), steps=3)))
-
-
-def run_nested() -> None:
-    print("nested", supervisor.remote())
-
-
-def run_large() -> None:
-    content = echo.remote(b"x" * MEBIBYTES_3)
-    print("large", len(content))
-
-
-def run_failures() -> None:
-    for function in (fails, sleeps):
-        try:
-            function.remote()
-        except Exception as error:
-            print("failed", type(error).__module__, type(error).__name__, error)
-
-
-def run_answered() -> None:
-    print("doubled", list(double.map([1, 2, 3])))
+    print("facts", json.dumps(facts.remote(" ".join(overrides))))
 
 
 def run_holds() -> None:
@@ -214,7 +134,3 @@ def run_beyond() -> None:
 
 def run_writes() -> None:
     print("written", writes.remote())
-
-
-def run_waits(name: str) -> None:
-    print("waited", waits.remote(name))
