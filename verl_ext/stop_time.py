@@ -53,11 +53,6 @@ def describe_left(left_s: float) -> str:
     return f"the stop time ({STOP_VARIABLE}) {where}"
 
 
-def is_time_to_stop(left_s: float, step_s: float, save_s: float, validation_s: float = 0.0) -> bool:
-    """Whether a run must end now instead of after another step. All values are in seconds."""
-    return validation_s + STEP_FACTOR * step_s + save_s + CLOSING_S > left_s
-
-
 class Pace:
     """The longest step, save and validation of this start, in seconds."""
 
@@ -90,7 +85,7 @@ class Pace:
         step, save = self._longest.get("step", 0.0), self._longest.get("save", FIRST_SAVE_S)
         # An untimed validation is assumed to take as long as a step.
         validation = self._longest.get("validation", step) if validates else 0.0
-        if not is_time_to_stop(left_s, step, save, validation):
+        if validation + STEP_FACTOR * step + save + CLOSING_S <= left_s:
             return None
         return (
             f"another step may take {STEP_FACTOR * step:.0f} s and its save {save:.0f} s, and "

@@ -17,9 +17,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from verl_ext.engine.engine import EngineFailure, ReferenceEngine
+from verl_ext.engine.engine import EngineFailure, Generation, ReferenceEngine
 from verl_ext.engine.sampling import SamplingParams
-from verl_ext.engine.sequence import Generation
 
 VOCABULARY = 320
 SHAPE: dict[str, Any] = {

@@ -5,8 +5,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from drzero.cli import main
 from drzero.ops.errors import OutOfTime
@@ -18,31 +16,10 @@ from verl_ext.stop_time import (
     STOP_VARIABLE,
     BadStopTime,
     Pace,
-    is_time_to_stop,
     require_time,
     seconds_left,
     stop_time,
 )
-
-SECONDS = st.floats(0, 1e6)
-LEFT = st.floats(-1e6, 1e7)
-
-
-@given(LEFT, SECONDS, SECONDS, SECONDS, SECONDS)
-def test_a_run_continues_with_room_for_a_step_and_a_save(
-    left: float, step: float, save: float, validation: float, more: float
-) -> None:
-    stops = is_time_to_stop(left, step, save, validation)
-    if not stops:
-        assert validation + step + save < left
-    if left > (validation + STEP_FACTOR * step + save + CLOSING_S) * (1 + 1e-9):
-        assert not stops
-    if stops:  # and would with less time or longer work
-        assert is_time_to_stop(left - more, step, save, validation)
-        assert is_time_to_stop(left, step + more, save, validation)
-        assert is_time_to_stop(left, step, save + more, validation)
-        assert is_time_to_stop(left, step, save, validation + more)
-    assert not is_time_to_stop(math.inf, step, save)
 
 
 @pytest.mark.parametrize("text", [None, "", " "])
@@ -128,6 +105,7 @@ def test_the_next_step_must_fit(parts: list[tuple[str, float]], validates: bool,
     pace = paced(*parts)
     assert pace.reason_to_stop(needed + CLOSING_S, validates=validates) is None
     assert pace.reason_to_stop(needed + CLOSING_S - 1, validates=validates)
+    assert pace.reason_to_stop(math.inf, validates=validates) is None
 
 
 def test_the_reason_to_stop_names_the_times() -> None:

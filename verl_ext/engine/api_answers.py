@@ -22,8 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, RequestRefused
-from verl_ext.engine.engine import EngineFailure, ReferenceEngine
-from verl_ext.engine.sequence import Generation
+from verl_ext.engine.engine import EngineFailure, Generation, ReferenceEngine
 from verl_ext.method.chat import plain_message, render_prompt_ids, turn_end_id
 
 _OWN_OPTIONS = {"conversation", "tools", "chat_template", "tokenize", "return_dict", "add_generation_prompt"}
