@@ -83,20 +83,36 @@ def test_a_search_that_holds_everything_up_is_named_and_not_the_rollout_that_wai
     assert "search holds 4, the oldest for 80 s and has finished nothing for 80 s" in found[0].text
 
 
-def test_of_two_points_that_are_waited_on_the_one_with_the_older_call_is_named() -> None:
-    held = {
-        "rollout": point(4),
-        "search": point(1, oldest_age_s=5.0),
-        "generation": point(3, oldest_age_s=70.0),
-    }
-    found = found_in(*still(80, wanted=waits(), prompts=point(4), **held))
-    assert named(found) == [("starved", "generation")]
+OLDER = {"search": point(1, oldest_age_s=5.0), "generation": point(3, oldest_age_s=70.0)}
 
 
-def test_nothing_in_flight_at_all_names_the_point_that_should_feed() -> None:
-    found = found_in(*still(80, wanted=waits()))
-    assert named(found) == [("starved", "prompts")]
-    assert "nothing is on its way from prompts" in found[0].text
+@pytest.mark.parametrize(
+    ("series", "expected"),
+    [
+        (still(80, wanted=waits(), prompts=point(4), rollout=point(4), **OLDER), ("starved", "generation")),
+        (still(80, wanted=waits()), ("starved", "prompts")),
+        (still(80, wanted=waits(), warmup=True, rollout=point(4), search=point(4)), ("starved", "search")),
+        (still(320, wanted=waits(), search=point(4, out=0)), ("starved", "search")),
+        (still(280, wanted=waits(), search=point(4, out=0)), None),
+        (still(40, wanted=waits(), search=point(4)), None),
+        (still(200, search=point(4), rollout=point(4)), None),
+        (still(200, wanted=waits(), search=point(4), ended=True), None),
+    ],
+    ids=[
+        "the older call",
+        "nothing in flight: what should feed",
+        "in the warm-up",
+        "nothing has ever left it",
+        "nothing has ever left it, within the cold start",
+        "before the limit",
+        "nobody waits",
+        "after the end of the run",
+    ],
+)
+def test_what_stands_still_is_a_stall_if_somebody_waits_too_long(
+    series: list[Snapshot], expected: tuple[str, str] | None
+) -> None:
+    assert named(found_in(*series)) == ([expected] if expected else [])
 
 
 def test_a_slow_rollout_whose_tokens_still_come_is_no_stall() -> None:
@@ -109,10 +125,6 @@ def test_a_slow_rollout_whose_tokens_still_come_is_no_stall() -> None:
     assert found_in(*series) == []
 
 
-def test_nothing_is_found_before_the_limit_is_reached() -> None:
-    assert found_in(*still(40, wanted=waits(), search=point(4))) == []
-
-
 def test_a_point_that_is_usually_slow_gets_twice_what_is_usual() -> None:
     moves = [snapshot(20.0 * n, waits(20.0 * n), search=point(4)) for n in range(7)]
     moves.append(snapshot(140, waits(140), search=point(4, out=11)))
@@ -123,32 +135,13 @@ def test_a_point_that_is_usually_slow_gets_twice_what_is_usual() -> None:
     ]
 
 
-def test_a_point_that_nothing_has_left_yet_gets_the_cold_start_limit() -> None:
-    assert found_in(*still(280, wanted=waits(), search=point(4, out=0))) == []
-    found = found_in(*still(320, wanted=waits(), search=point(4, out=0)))
-    assert named(found) == [("starved", "search")]
-
-
-def test_where_nobody_waits_there_is_no_stall() -> None:
-    assert found_in(*still(200, search=point(4), rollout=point(4))) == []
-
-
 def test_counts_that_are_not_rewritten_are_a_fault_of_the_trainer_and_no_stillness() -> None:
     series = still(100, wanted=waits(), search=point(4))
     frozen = [replace(taken, points=series[0].points, silent_s=taken.time) for taken in series]
     assert named(found_in(*frozen)) == [("no counts", "trainer")]
 
 
-def test_what_stands_still_after_the_end_of_a_run_is_no_stall() -> None:
-    assert found_in(*still(200, wanted=waits(), search=point(4), ended=True)) == []
-
-
 # Warm-up ---------------------------------------------------------------------------------------------
-
-
-def test_a_warm_up_that_stalls_names_the_point_that_holds_it_up() -> None:
-    found = found_in(*still(80, wanted=waits(), warmup=True, rollout=point(4), search=point(4)))
-    assert named(found) == [("starved", "search")]
 
 
 def test_a_warm_up_that_loses_what_it_gets_names_the_point_that_drops() -> None:
@@ -272,27 +265,25 @@ def test_drops_are_reported_above_a_fifth_of_what_left(dropped: float, reported:
 WHOLE = Samples(asked=40, accepted=20, invalid=1, failed=2, stale=5, filtered=2, in_flight=10)
 
 
-def test_samples_that_all_are_somewhere_are_not_lost() -> None:
+SHORT = replace(WHOLE, in_flight=7.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "lost"),
+    [
+        (WHOLE, WHOLE, False),
+        (SHORT, SHORT, True),
+        (WHOLE, SHORT, False),
+        (SHORT, WHOLE, False),
+        (replace(SHORT, settled=False), replace(SHORT, settled=False), False),
+    ],
+    ids=["all there", "missing twice", "missing now", "missing before", "partly known"],
+)
+def test_samples_are_lost_if_two_snapshots_miss_them(before: Samples, now: Samples, lost: bool) -> None:
     assert WHOLE.lost == 0
-    assert found_in(snapshot(0, samples=WHOLE), snapshot(5, samples=WHOLE)) == []
-
-
-def test_samples_missing_between_two_points_in_two_snapshots_are_lost() -> None:
-    short = replace(WHOLE, in_flight=7.0)
-    found = found_in(snapshot(0, samples=short), snapshot(5, samples=short))
-    assert named(found) == [("samples lost", "between prompts and buffer")]
-    assert "is 3 fewer" in found[0].text
-
-
-def test_what_is_missing_in_one_snapshot_only_was_between_two_counts() -> None:
-    short = replace(WHOLE, in_flight=7.0)
-    assert found_in(snapshot(0, samples=WHOLE), snapshot(5, samples=short)) == []
-    assert found_in(snapshot(0, samples=short), snapshot(5, samples=WHOLE)) == []
-
-
-def test_a_sum_that_is_known_in_part_is_not_judged() -> None:
-    short = replace(WHOLE, in_flight=7.0, settled=False)
-    assert found_in(snapshot(0, samples=short), snapshot(5, samples=short)) == []
+    found = found_in(snapshot(0, samples=before), snapshot(5, samples=now))
+    assert named(found) == ([("samples lost", "between prompts and buffer")] if lost else [])
+    assert not lost or "is 3 fewer" in found[0].text
 
 
 def test_a_healthy_run_has_neither_stall_nor_symptom() -> None:
