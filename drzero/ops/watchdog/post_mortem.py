@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drzero.ops.causes import Cause, first_cause
-from drzero.ops.flow.summary import summarise
 from drzero.ops.records import OUT_OF_TIME, Record, RunRecords
 from drzero.ops.services.external import SILENT
 from drzero.ops.watchdog.collect import error_lines
 
 _RESUMES = "rerun it: it resumes at its last checkpoint"
+_SAMPLES = ("accepted", "invalid", "failed", "stale", "filtered", "in_flight", "lost")
 _FAILURES = {"crash", "hung", SILENT}  # kinds of events of failed services
 
 
@@ -45,7 +45,7 @@ def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
     run = RunRecords(folder)
     events = run.last_start
     facts = _facts(run)
-    flow, symptoms = summarise(run.flow, since=events[0]["time"] if events else 0.0)
+    flow, symptoms = _flow(run.flow, since=events[0]["time"] if events else 0.0)
     # Services come first, because the main command uses them.
     offsets = {
         event["component"]: int(event.get("offset", 0)) for event in events if event["kind"] == "start"
@@ -173,3 +173,45 @@ def _scarce(samples: Sequence[Record]) -> list[str]:
     if disk is not None and disk < 0.5:
         found.append(f"only {disk:.2f} GB of the disk were free: probably full")
     return found
+
+
+def _flow(stream: Sequence[Record], since: float) -> tuple[dict[str, str], list[str]]:
+    """Facts about the samples, and a line per symptom."""
+    records = [record for record in stream if record["time"] >= since]
+    if not records:
+        return {}, []
+    last = records[-1]
+    facts = {"warm-up": _warmup(last), "held last": _held(last), "samples": _samples(last)}
+    found = [symptom for record in records for symptom in record["symptoms"]]
+    texts = {f"{one['check']}, {one['point']}": one["text"] for one in found}
+    seen = Counter(f"{one['check']}, {one['point']}" for one in found)
+    total = len(records)
+    symptoms = [f"{name}: {texts[name]} (in {n} of {total} snapshots)" for name, n in seen.most_common()]
+    return {name: text for name, text in facts.items() if text}, symptoms
+
+
+def _warmup(last: Record) -> str:
+    if not last.get("samples"):  # nothing was requested, as in a validation
+        return ""
+    if not last.get("warmup"):
+        took = last.get("about", {}).get("warmup_s")
+        return "" if took is None else f"complete after {took:.1f} s"
+    waiting = last.get("waiting")
+    have = f": {waiting['have']:g} of {waiting['want']:g} in {waiting['point']}" if waiting else ""
+    return f"never complete{have}" if last["samples"].get("asked") else ""
+
+
+def _held(last: Record) -> str:
+    return ", ".join(
+        f"{name} {point['depth']:g}" + (f"/{point['capacity']:g}" if point.get("capacity") else "")
+        for name, point in last["points"].items()
+        if point.get("depth")
+    )
+
+
+def _samples(last: Record) -> str:
+    samples = last.get("samples") or {}
+    if not samples.get("asked"):
+        return ""
+    ends = " + ".join(f"{name.replace('_', ' ')} {samples[name]:g}" for name in _SAMPLES if samples.get(name))
+    return f"asked {samples['asked']:g} = {ends or 'nothing yet'}"
