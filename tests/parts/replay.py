@@ -1,11 +1,11 @@
-"""A recorded run as a process of its own: it writes its files again, in seconds, and follows them meanwhile.
+"""A recorded run as a separate process: it writes its files again within seconds, and shows itself meanwhile.
 
     python tests/parts/replay.py RUN_DIR SECONDS [--shout TEXT] [--hold] [--wait | --fail]
 
-A supervisor's events are added as it adds them; heartbeats, metrics, samples and the trainer's own events are
-appended as other processes append them. `--shout` adds a warning with that text; with `--hold` it stands in
-its second update until RUN_DIR/go is there; with `--wait` it then never ends, with `--fail` another start of
-the trainer fails. It is a command of `drzero`, and ends as one does.
+It adds a supervisor's events itself, and appends heartbeats, metrics, samples and the trainer's events like
+other processes. `--shout` adds a warning, `--hold` stops in the second update until RUN_DIR/go exists,
+`--wait` never ends, and with `--fail` another start of the trainer fails. It ends like any command of
+`drzero`.
 """
 
 import argparse
@@ -33,18 +33,15 @@ CONFIG = {
     "method": "hrpo",
     "trainer": {"total_training_steps": 4},
     "machine": {"device": "cpu", "gpus": 1, "nodes": 1, "gpu": None},
-    "compute": {
-        **{"provider": "modal", "type": "H100", "count": 1, "cpu": 8, "memory": 65536},
-        "region": None,
-    },
+    "compute": {"provider": "modal", "type": "H100", "count": 1, "cpu": 8, "memory": 65536, "region": None},
 }
-"""What the view reads of a config; the machine has a price."""
+"""The part of a config that the view reads. The machine has a price."""
 SUPERVISOR = 1
-"""Who saw an event, in the recording."""
+"""The recording's process id of the supervisor."""
 
 
 def recorded() -> list[tuple[float, str, dict[str, Any]]]:
-    """Every record with its time and its file, oldest first; a metrics line as the step's last heartbeat."""
+    """Every record with its time and file, oldest first. A metrics line has its step's last heartbeat."""
     lines = []
     for path in sorted(RECORDED.rglob("*.jsonl")):
         name = path.relative_to(RECORDED).as_posix()
@@ -55,7 +52,7 @@ def recorded() -> list[tuple[float, str, dict[str, Any]]]:
 
 
 def replay(events: EventLog, folder: Path, seconds: float, shout: str | None, hold: bool) -> None:
-    """Write all of it within so many seconds, without the time that it is held."""
+    """Write everything within so many seconds, plus the time it is held."""
     records = recorded()
     first, last = records[0][0], records[-1][0]
     began = time.time()
@@ -87,7 +84,7 @@ sys.exit(3)
 
 
 def run_replay(arguments: Sequence[str]) -> None:
-    """Replay as the arguments ask."""
+    """Replay by the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("seconds", type=float)

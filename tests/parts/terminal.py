@@ -1,4 +1,4 @@
-"""A terminal for a command: its screen as a person sees it, its size, its keys."""
+"""A terminal for a command, with its screen, its size and its keys."""
 
 import fcntl
 import os
@@ -43,12 +43,12 @@ class Terminal:
 
     @property
     def display(self) -> str:
-        """What stands on the screen."""
+        """The text on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
     @property
     def scrolled(self) -> str:
-        """What has left the screen at its top, and what stands on it."""
+        """The text above the screen and on it."""
         history = [
             "".join(line[column].data for column in range(self.screen.columns)).rstrip()
             for line in self.screen.history.top
@@ -56,24 +56,24 @@ class Terminal:
         return "\n".join([*history, self.display])
 
     def read_until(self, seen: Callable[[], bool]) -> None:
-        """Draw until that is true."""
+        """Draw until the condition holds."""
         deadline = time.monotonic() + PATIENCE_S
         while not seen():
             assert time.monotonic() < deadline, self.display
             assert self._read() or seen(), self.scrolled
 
     def read_to_end(self) -> int:
-        """Draw until the command has ended; returns its exit code."""
+        """Draw until the command has ended. Returns its exit code."""
         while self._read():
             pass
         return self.process.wait(PATIENCE_S)
 
     def _read(self) -> bool:
-        """Draw what is written next; False when nothing more will be."""
+        """Draw the next output. False at its end."""
         while not select.select([self._master], [], [], 0.1)[0]:
             if self.process.poll() is not None:
                 return False
-        with suppress(OSError):  # how Linux says that nobody has the terminal open any more
+        with suppress(OSError):  # Linux: nobody has the terminal open any more
             data = os.read(self._master, 1 << 16)
             self.written += data
             self._stream.feed(data)
@@ -85,7 +85,7 @@ class Terminal:
         os.write(self._master, key)
 
     def resize(self, columns: int, lines: int) -> None:
-        """Change the size, as a person does with a window."""
+        """Change the size, like a window's."""
         self.screen.resize(lines, columns)
         self._set_size(self._master, columns, lines)
 
@@ -103,7 +103,7 @@ class Terminal:
 
 @contextmanager
 def terminal_as_stdout() -> Iterator[Callable[[], str]]:
-    """Stdout is a terminal; yields what returns the (little) text that was written to it."""
+    """Make stdout a terminal. Yields a function that returns the text written to it, if it is short."""
     master, slave = pty.openpty()
     tty.setraw(slave)
     with open(master, "rb", buffering=0) as seen, open(slave, "w") as stdout, redirect_stdout(stdout):

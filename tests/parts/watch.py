@@ -1,4 +1,4 @@
-"""The processes of a run while it ran: which existed, which listened, which are left."""
+"""The processes of a run: which existed, which listened, which are left."""
 
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ import psutil
 
 @dataclass
 class Watch:
-    """Processes and listeners of one process tree, collected by looking at it now and then."""
+    """Processes and listeners of one process tree, collected by polling."""
 
     processes: dict[tuple[int, float], str] = field(default_factory=dict)
     """(pid, start time) → command line."""
     listeners: dict[tuple[str, int], str] = field(default_factory=dict)
     """(address, port) → command line of the process that listened."""
     recorders: set[tuple[str, str]] = field(default_factory=set)
-    """SGLang's scheduler or training rank, and where its torch would open a recorder's pipe."""
+    """SGLang's schedulers and training ranks, each with the path of its recorder's pipe."""
 
     def poll(self, root: psutil.Process) -> None:
-        """Add what is there now."""
+        """Add the present processes."""
         commands: dict[int, str] = {}
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.Error):
@@ -28,16 +28,16 @@ class Watch:
                     if commands[process.pid].startswith(kind):
                         pipe = process.environ().get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
                         self.recorders.add((kind, pipe))
-        # All of the machine at once: asked process by process this takes a third of a core.
+        # All of the machine at once, because asking each process takes a third of a core.
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.pid in commands:
                 address = connection.laddr.ip, connection.laddr.port
-                # A worker of Ray's is called IDLE until it is an actor.
+                # Ray calls a worker IDLE until it is an actor.
                 if self.listeners.get(address, "ray::IDLE") == "ray::IDLE":
                     self.listeners[address] = commands[connection.pid]
 
     def alive(self) -> list[str]:
-        """The command lines of those that still run."""
+        """The command lines of processes that still run."""
         left = []
         for (pid, started), command in self.processes.items():
             with suppress(psutil.Error):

@@ -616,7 +616,7 @@ def test_a_run_that_ends_or_fails_writes_its_page_and_a_refused_one_does_not(sma
 
 
 def leave_a_run(config: DictConfig) -> None:
-    """What a stage does, as far as its page is concerned."""
+    """Leave a stage's files."""
     challenger_run(Path(config.run.dir), steps=1, rows=1)
 
 
@@ -657,7 +657,7 @@ def test_the_config_as_run_is_headed_by_the_command_and_reads_as_before(
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The address of a live page whose making takes no time."""
+    """The address of a live page with a clock that stands still."""
     with live_server(LivePage(folder.resolve(), clock=lambda: 0.0), 0) as server:
         assert server.server_address[0] == "127.0.0.1"
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)

@@ -114,7 +114,7 @@ def test_a_run_that_is_not_running_is_refused(run: Path, capsys: pytest.CaptureF
 def test_a_run_of_another_machine_is_refused_with_advice(
     live: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A lock on a shared disk is held there too; its number is that of some process here, or of none."""
+    """A lock on a shared disk names a foreign process, whose pid means another one here, or none."""
     for pid in (str(2**22 + 1), str(os.getppid())):
         (live / "lock").write_text(pid)
         assert main(["stacks", str(live)]) == 2

@@ -120,7 +120,7 @@ class TestOnATerminal:
 
 
 def failure(folder: Path) -> list[str]:
-    """What the command reports of a trainer that failed."""
+    """The command's report on a failed trainer."""
     return [
         "'trainer' failed: exit code 3",
         r"first error: ValueError: no such thing\x1b[2J",

@@ -17,17 +17,8 @@ from typing import Self
 
 from omegaconf import DictConfig
 
-from drzero.ops.records import (
-    BEAT_KEYS,
-    EVENT_KEYS,
-    EVENTS_FILE,
-    HEARTBEATS,
-    SAMPLE_KEYS,
-    SAMPLES_FILE,
-    JsonTail,
-    Record,
-    of_last_start,
-)
+from drzero.ops import records
+from drzero.ops.records import JsonTail, Record, of_last_start
 from drzero.preflight.machine import declared_machine
 from drzero.recipe.metrics import MetricsTail, Steps, add_step
 
@@ -132,12 +123,12 @@ class RunFiles:
         self.state = RunState(facts)
         self._since = since
         self._metrics = MetricsTail(folder)
-        self._event_tail = JsonTail(folder / "logs" / EVENTS_FILE, EVENT_KEYS)
-        self._beats = JsonTail(folder / HEARTBEATS, BEAT_KEYS)
-        samples, offset = folder / SAMPLES_FILE, 0
+        self._event_tail = JsonTail(folder / "logs" / records.EVENTS_FILE, records.EVENT_KEYS)
+        self._beats = JsonTail(folder / records.HEARTBEATS, records.BEAT_KEYS)
+        samples, offset = folder / records.SAMPLES_FILE, 0
         with suppress(OSError):  # a long run has samples of days, and only the last ones count
             offset = max(samples.stat().st_size - _LAST_BYTES, 0)
-        self._samples = JsonTail(samples, SAMPLE_KEYS, offset)
+        self._samples = JsonTail(samples, records.SAMPLE_KEYS, offset)
         self._events: list[Record] = []
         self._changed: dict[str, float] = {}
         """When an event last changed the state of each component."""
