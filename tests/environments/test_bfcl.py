@@ -1,6 +1,7 @@
-"""BFCL's two environments: what is right, what is held out, what rollouts do not share, bad input.
+"""BFCL's two environments: right calls, held-out tasks, isolated rollouts, bad input.
 
-`bench/bfcl_scorer.py` holds the scorers against the package's own, which cannot be imported here.
+`bench/bfcl_scorer.py` compares the scorers with the package's own, which cannot be imported here.
+
 """
 
 import asyncio
@@ -36,7 +37,7 @@ from verl_ext.episodes import EpisodeLimits, Sampled, play
 
 
 def document(name: str = "book", **properties: Mapping[str, Any]) -> dict[str, Any]:
-    """A function document; no argument is required."""
+    """A function document without required arguments."""
     parameters = {"type": "dict", "properties": properties, "required": []}
     return {"name": name, "description": "Books.", "parameters": parameters}
 
@@ -136,7 +137,7 @@ class TestMatch:
 class TestSingleTurn:
     @pytest.fixture(scope="class")
     def of_category(self) -> dict[str, SingleTurnEpisode]:
-        """The first task of some categories; playing one leaves nothing that a score depends on."""
+        """The first task of some categories. Playing one does not change a later score."""
         names = ("simple_python", "parallel", "irrelevance", "live_relevance", "simple_java")
         return {name: SingleTurnEpisode(SingleTurn().row(tasks(name)[0]).data) for name in names}
 
@@ -357,7 +358,7 @@ class TestMultiTurn:
         assert said == multi_turn.NEW_TOOLS
 
     def test_a_hundred_rollouts_of_one_task_share_no_state(self) -> None:
-        """Each leaves its mark in objects of each kind; the precision and a table are the process's."""
+        """Each marks objects of each kind. The precision and a table belong to the process."""
         classes = ["GorillaFileSystem", "TwitterAPI", "VehicleControlAPI", "MathAPI"]
         config = the_task("multi_turn_base_0")["initial_config"]
         together = threading.Barrier(100)
@@ -422,7 +423,7 @@ class TestMultiTurn:
 
 
 def _module_constants(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What modules define in capitals, but for the weather, of which a number is set anew for each answer."""
+    """Constants of modules, except the weather, which changes with each answer."""
     return {
         f"{name}.{constant}": value
         for name, module in modules.items()
@@ -568,7 +569,7 @@ SUM = {
 
 
 class Scripted:
-    """A model that says what it is told to."""
+    """A model with fixed turns."""
 
     def __init__(self, tokenizer: Any, *turns: str) -> None:
         self.tokenizer = tokenizer

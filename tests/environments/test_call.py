@@ -1,4 +1,4 @@
-"""Tool calls in a model's text, held against the tools that there are; no text of a model raises."""
+"""Tool calls in a model's text, checked against the declared tools. No text raises."""
 
 import json
 

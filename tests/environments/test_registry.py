@@ -1,4 +1,4 @@
-"""Environments by the names that users type: those that come along, their own, installed ones."""
+"""Environments by the names users type: built-in ones, their own, and installed ones."""
 
 import importlib.metadata
 import sys

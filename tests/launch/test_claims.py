@@ -1,4 +1,4 @@
-"""Which call works on which run, by a table in which a key can be written only once."""
+"""Claims of calls on runs, in a table where a key can be written only once."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from drzero.launch.request import Request, resolve
 
 
 class Table:
-    """What a Modal Dict does; `before_put` runs once before a conditional write, as by another container."""
+    """A Modal Dict. `before_put` runs once before a conditional write, like another container."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}

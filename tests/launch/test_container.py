@@ -1,4 +1,4 @@
-"""A launch inside its container: real stages as children, volumes that copy what is committed."""
+"""A launch inside its container: real stages as children, and volumes that copy committed files."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ def mounts(tmp_path, monkeypatch):
 
 
 def request_of(*command: str, **compute) -> Request:
-    """A launch on a CPU whose stage is these words."""
+    """A launch on a CPU with this command."""
     request = resolve(parse(["--action", "merge", "--iteration", "1"]))
     machine = dataclasses.replace(request.compute, **compute)
     return dataclasses.replace(request, command=command, compute=machine)
@@ -170,7 +170,7 @@ def fast_clock() -> Callable[[], float]:
 
 
 def preempting_clock(checkpoints: DiskVolume) -> Callable[[], float]:
-    """Raises what a preemption's signal does, once: at its first reading while the stage is followed."""
+    """Interrupts once, like a preemption: at its first reading while the stage is followed."""
     readings = itertools.count()
 
     def clock() -> float:
@@ -295,7 +295,7 @@ def test_nothing_starts_when_the_money_is_spent(mounts):
 
 @pytest.mark.slow("a service of its own; the loop is preempted in the first tier")
 def test_a_stage_that_does_not_stop_in_time_is_stopped_and_reported(mounts, prepared, capfd):
-    """A service never ends by itself; the clock runs ahead once it is up."""
+    """A service never ends by itself. The clock runs ahead once it is up."""
     seen: list[str] = []
 
     def clock() -> float:

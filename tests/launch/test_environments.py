@@ -77,7 +77,7 @@ class TestTheGuidesCommands:
         assert request.preflight and request.script is None
         machine = request.compute.modal_options()
         assert (machine["gpu"], machine["cpu"], machine["timeout"]) == ("A100-40GB:1", 8, 14400)
-        # Loading an adapter on 3B takes 35 GiB, more than the guide's 32 GB.
+        # Loading an adapter on 3B takes 35 GiB, over the guide's 32 GB.
         assert machine["memory"] == (40960 if env == "bfcl-single-turn" else 32768)
         assert request.compute.max_usd is not None
 
@@ -122,7 +122,7 @@ class TestTheGuidesCommands:
         ],
     )
     def test_its_training_composes_and_fits_its_machine_by_the_ledger(self, line, stand_in):
-        """xLAM's sizes are those of the Qwen that it was made from, which are known here without the hub."""
+        """xLAM was made from this Qwen, whose sizes are known without the hub."""
         request = function(line)
         words = [*request.command[1:], *([f"base_model={stand_in}"] if stand_in else [])]
         config = compose_stage("train", words)

@@ -1,4 +1,4 @@
-"""The images: their table of versions, their layers as the client sends them, and what is sent with them."""
+"""The images: their versions, their layers as the client sends them, and the files it sends."""
 
 import base64
 import hashlib
@@ -140,7 +140,7 @@ HAS = {
 
 
 def only_index(folder: Path) -> dict[str, str]:
-    """Environment in which uv knows no packages but the wheels in the folder."""
+    """Environment in which uv knows only the wheels in the folder."""
     config = folder / "uv.toml"
     config.write_text(f'[pip]\nno-index = true\nfind-links = ["{folder}"]\n')
     return {"UV_CONFIG_FILE": str(config), "UV_NO_CACHE": "1"}
@@ -155,7 +155,7 @@ def unreachable_index(folder: Path) -> dict[str, str]:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets the made-up index, changed by what it is called with."""
+    """Sets the made-up index, with changes."""
 
     def make(changes: dict[str, tuple[str, ...]] | None = None, requires_python: str = ">=3.10") -> None:
         for pin, demands in (WORLD | (changes or {})).items():
@@ -283,7 +283,7 @@ def test_what_uv_reports_in_a_container_is_an_error_unless_accepted(line: str, a
 
 
 def install(folder: Path, name: str, version: str, **files: str) -> str:
-    """A distribution in a folder, with a RECORD of its files; returns the folder."""
+    """Make a distribution in a folder, with a RECORD of its files. Returns the folder."""
     about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text(f"Metadata-Version: 2.3\nName: {name}\nVersion: {version}\n")
@@ -579,7 +579,7 @@ def test_a_change_of_code_builds_nothing(plane: ControlPlane, checkout: Path) ->
     assert built and len(plane.images_built) == built
 
 
-# What is refused, what is not sent ------------------------------------------------------------------------
+# Refused, and not sent ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

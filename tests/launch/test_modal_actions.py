@@ -1,7 +1,7 @@
-"""Every action, by the unmodified client, against the control plane of tests/modal_plane: what it requests.
+"""Every action by the unmodified client against the control plane: the requests it makes.
 
-The functions are answered by the tests here, so nothing of them runs; tests/launch/test_modal_runs.py runs
-them.
+The tests answer the functions, so none runs. tests/launch/test_modal_runs.py runs them.
+
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The control plane of `tests/modal_plane/`, with Modal's own command line and container on both sides of it.
+"""The control plane in `tests/parts/modal_plane/`, between Modal's own command line and container.
 
-The launcher's tests stand on it, so what is asserted here is what they take for granted of Modal.
+The launcher's tests rely on it. These assert the behaviour of Modal that they assume.
+
 """
 
 import json

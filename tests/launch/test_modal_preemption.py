@@ -49,7 +49,7 @@ HELD = 3
 
 
 class Launcher:
-    """A checkout with the stand-in, and a plane of its own."""
+    """A checkout with the stand-in, and a plane."""
 
     def __init__(self, plane: ControlPlane, checkout: Path, gate: Path) -> None:
         self.plane, self.checkout, self.gate = plane, checkout, gate
@@ -64,7 +64,7 @@ class Launcher:
         return next(call for call in self.plane.calls if call.function == "train")
 
     def held(self) -> Call:
-        """The stage's call, when it waits at the held step and what is before is committed."""
+        """The stage's call, once it waits at the held step and earlier steps are committed."""
         ready = self.plane.wait_for(
             lambda: [call for call in self.stages() if f"step {HELD - 1}" in call.logs], "the held step"
         )

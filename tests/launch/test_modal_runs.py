@@ -1,7 +1,8 @@
-"""Stages through the launcher, for real: Modal's client and container, our functions' bodies, a tiny model.
+"""Real stages through the launcher: Modal's client and container, our functions, a tiny model.
 
-One run is made step by step, on what the launch before has left on the volume: prepared; cut by the end of a
-call, continued, and killed in a write; stopped by its budget.
+One run continues from launch to launch: it is prepared, cut by the end of a call, killed during a write, and
+stopped by its budget.
+
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def prepared(plane: ControlPlane, checkout: Path, uploaded: list[Done], seen: li
 
 @pytest.fixture(scope="module")
 def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) -> Cut:
-    """Two steps, by calls that have time for one each; the container is killed while the second is saved."""
+    """Two steps, in calls with time for one each. The container is killed while the second is saved."""
     timeout = f"compute.timeout={MARGIN_S + ONE_STEP_S:.0f}"
     words = ["challenger", *TINY, "trainer.total_training_steps=2", timeout]
     client = start_action(plane, checkout, *words)

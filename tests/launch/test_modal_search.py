@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 FILE = "config/runs/search.yaml"
 
 
-# --- what is asked of Modal ---
+# --- requests to Modal ---
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_what_a_service_has_no_use_for_is_refused(file: RunFile, why: str) -> No
 
 @pytest.fixture
 def container(prepared: Prepared, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A process that starts the service as a container of Modal does, and waits as that does; its port."""
+    """A process that starts the service and waits, like a container. Yields it and its port."""
     port, (_, words) = unused_port(), described(read_runfile(str(ROOT / FILE)), FILE, "token")
     start = f"from drzero.launch.search_service import start; start({words!r}, {port})"
     code = f"import time; {start}; time.sleep(600)"

@@ -1,7 +1,8 @@
-"""A launch whose run hangs, on the plane of tests/modal_plane: it can be looked into, and it ends the bill.
+"""A launch whose run hangs: you can look into it, and it ends the bill.
 
-Launcher, container, stage, supervision and watchdog are the real ones; the trainer is a small process that
-beats heartbeats until a gate is opened, and then stands still, at each of its starts.
+The trainer is a small process that sends heartbeats until a gate opens, and then stops, at every start.
+Everything else is real.
+
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The smoke test on its machine: its profile is that of 8×H100, its probes, and what a run proves.
+"""The smoke test: its profile equals 8×H100's, its probes, and its verdicts.
 
-Nothing here has a GPU. What needs none is tried for real: pipes, shared memory, processes that crash or hang,
-a tensor shared with another process, a reduction by gloo.
+Without a GPU, this tries pipes, shared memory, crashing and hanging processes, a shared tensor, and a
+reduction by gloo.
+
 """
 
 import dataclasses
@@ -231,7 +232,7 @@ def test_in_its_container_a_run_ends_with_its_verdicts(prepared, speaking_model,
     assert "[probe]" not in console
 
 
-# What a run proves ------------------------------------------------------------------------------------------
+# Proofs of a run ------------------------------------------------------------------------------------------
 
 
 def logged(moment: str, memory: Memory) -> str:
@@ -249,7 +250,7 @@ def logged(moment: str, memory: Memory) -> str:
 
 
 def sync(*, slept: float = 3.0, left: float = 0.01, sent: float = 2.0) -> str:
-    """The log of a weight sync, in GiB of a GPU of 22; the rank still holds the tensors that it has sent."""
+    """The log of a weight sync, in GiB of a GPU with 22. The rank still holds the sent tensors."""
     moments = (
         (ASLEEP, Memory(left, left, 10.0 + left, 22.0)),
         ("After resume weights", Memory(left, left, 10.5 + left, 22.0)),

@@ -1,4 +1,4 @@
-"""What a run has cost, and when its money runs out."""
+"""The cost of a run, and the time when its money runs out."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -98,7 +98,7 @@ def nested(name: str, value: Any) -> dict[str, Any]:
 
 
 def flat(values: dict[str, Any]) -> dict[str, Any]:
-    """A translated run file: its keys, those of its machine, and its overrides."""
+    """A translated run file: its keys, its machine's keys, and its overrides."""
     given = {key: value for key, value in values.items() if key not in ("compute", "overrides")}
     machine = {f"compute.{key}": value for key, value in values.get("compute", {}).items()}
     overrides = dict(word.split("=", 1) for word in values["overrides"])

@@ -7,7 +7,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_environment(folder: Path) -> Path:
-    """Write the page's one Python listing to `environments/number.py` in a folder; returns `environments`."""
+    """Write the page's Python listing to `environments/number.py` in a folder. Returns `environments`."""
     page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
     (listing,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     environments = folder / "environments"

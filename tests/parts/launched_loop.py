@@ -1,7 +1,7 @@
-"""A whole loop through the launcher, for real: every stage in Modal's container, preempted in one of them.
+"""A whole real loop through the launcher: every stage in Modal's container, preempted in one of them.
 
-The conftest's `launched_loop` makes it once. The launcher's tests assert on what the client printed and what
-the volume holds, those of the loop and its stages on the same run's folders.
+It takes minutes, so the session's fixture runs it once. Tests of the launcher check the client's output and
+the volume, and tests of the loop and its stages check the run folders.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CUT = "synthesize_iter1"
 
 @dataclass
 class LaunchedLoop:
-    """A finished loop of one iteration, and where it ran."""
+    """A finished loop of one iteration, and its plane."""
 
     plane: ControlPlane
     checkout: Path
@@ -38,21 +38,21 @@ class LaunchedLoop:
     call: Call
     """Its one call, of two attempts."""
     seen: set[str] = field(default_factory=set)
-    """Every command line of a process that was seen meanwhile; a title is one as well."""
+    """The command lines and titles of all processes during the run."""
 
     @property
     def committed(self) -> Path:
-        """The checkpoints volume as the last container that committed has left it."""
+        """The last committed state of the checkpoints volume."""
         return self.plane.volume(CHECKPOINTS).committed()
 
     @property
     def mounted(self) -> Path:
-        """The same folder as containers see it: what is changed here is gone when the next one starts."""
+        """The folder containers see. Changes here are lost when the next one starts."""
         return self.plane.volume(CHECKPOINTS).folder
 
     @cached_property
     def arguments(self) -> list[str]:
-        """The overrides with which the same loop is run here instead."""
+        """The overrides to run the same loop here."""
         from chaos import small_loop
 
         corpus = self.plane.volume(CORPUS).folder
@@ -67,7 +67,7 @@ class LaunchedLoop:
 
 
 def launch_words() -> list[str]:
-    """What is typed after `--action evolve`: the small loop, with the model on the volume and no GPU."""
+    """The words after `--action evolve`: a small loop without a GPU, with the model on the volume."""
     from chaos import small_loop
 
     own = ("hardware=", "model=", "base_model=", "paths.")

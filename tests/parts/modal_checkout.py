@@ -25,12 +25,12 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "WANDB_MODE": "offline
 
 
 def stage_plane(folder: Path) -> ControlPlane:
-    """A plane whose containers run stages for real; a preempted one has time to end its stage."""
+    """A plane whose containers run real stages. A preempted one has time to end its stage."""
     return ControlPlane(folder, container_env=OFFLINE, grace=40)
 
 
 def make_checkout(folder: Path, *, dotenv: bool) -> Path:
-    """Copy what a launch needs; with `dotenv` a `.env` and a key file of planted secrets are added."""
+    """Copy the parts a launch needs. `dotenv` adds a `.env` and a key file of planted secrets."""
     for name in (*SOURCE, "README.md"):
         source = ROOT / name
         if source.is_dir():

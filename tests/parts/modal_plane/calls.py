@@ -1,9 +1,9 @@
-"""Handlers of calls, and what Modal does with one: attempts, retries, replacements, outputs.
+"""Handlers of calls: attempts, retries, replacements, outputs.
 
-An input is attempted in a container of its own, or answered by a test's function. A failure or time-out is
-retried up to the function's `retries`, after its delay; a container that dies without an output is replaced
-once, and a preempted one every time, which does not count as a retry. All retries are made here: the client
-gets a retry count of zero.
+A container attempts an input, or a test's function answers it. A failure or time-out is retried after its
+delay, up to the function's `retries`. A container that dies without an output is replaced once, and a
+preempted one every time, which is no retry. The client gets a retry count of zero.
+
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class Calls:
         """Rings whenever a call ends."""
 
     def running(self, app: App, of_client: bool = False) -> list[Job]:
-        """The app's calls that have no output yet; `of_client`: only those that end with the client."""
+        """The app's calls without an output. With `of_client`, only calls that end with the client."""
         return [
             job
             for function_call in self._by_id.values()

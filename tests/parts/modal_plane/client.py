@@ -64,12 +64,12 @@ class Client:
 
     @property
     def stdout(self) -> str:
-        """What it has printed so far."""
+        """Its output so far."""
         return self._paths[0].read_text()
 
     @property
     def has_ended(self) -> bool:
-        """Whether it runs no more."""
+        """Whether it has ended."""
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> Done:
@@ -119,7 +119,7 @@ def bare_python(folder: Path) -> None:
 
 
 def _with_requirements(names: tuple[str, ...]) -> set[str]:
-    """The distributions of these names and all that they require here."""
+    """These distributions with everything they require here."""
     known: set[str] = set()
     waiting = list(names)
     while waiting:

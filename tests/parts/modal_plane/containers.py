@@ -1,13 +1,12 @@
-"""Containers: processes of Modal's own entrypoint, and the handlers of what they ask.
+"""Containers: processes of Modal's own entrypoint, and handlers of their requests.
 
-A container reads from a file which function of which app it is, fetches an input, imports the app's file by
-its name, runs the function, sends the output, and asks for the next input; when it is told that none follows,
-it commits its volumes and ends. All of that is Modal's code, which runs here in a folder with the app's
-mounted files, with an environment of its own: nothing of the client's environment reaches it, as nothing of a
-laptop's does at Modal.
+A container reads the name of its function from a file, fetches an input, imports the app's file, runs the
+function, sends the output, and asks for the next input. If none follows, it commits its volumes and ends.
+This is Modal's code, in a folder with the app's mounted files and without the client's environment.
 
-An idle container is reused by the next call of its function, with the process, the modules and the views of
-the volumes that the call before has left. It ends with its app, and when another function needs a container.
+The next call of the function reuses an idle container, with its process, modules and views of volumes. It
+ends with its app, or when another function needs a container.
+
 """
 
 import asyncio

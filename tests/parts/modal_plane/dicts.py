@@ -1,4 +1,4 @@
-"""Handlers of Dicts: named tables that clients and containers share; a key can be written once only."""
+"""Handlers of Dicts: tables that clients and containers share, where a key can be written only once."""
 
 from collections.abc import AsyncIterator
 
@@ -12,7 +12,7 @@ from modal_plane.state import State, content_id
 
 
 class DictHandlers:
-    """Handlers of Dicts. Their entries do not expire here; at Modal they do a week after their last use."""
+    """Handlers of Dicts. Entries do not expire here. Modal keeps them for a week after their last use."""
 
     def __init__(self, state: State) -> None:
         self._state = state

@@ -1,7 +1,7 @@
-"""Handlers of functions: as the app defines them, and the variants that `with_options` makes.
+"""Handlers of functions as the app defines them, and of the variants from `with_options`.
 
-A variant is a function with its own id, defined by the base function and the options that replace its values;
-its containers are started from that definition.
+A variant has its own id, a base function, and options that replace the base's values.
+
 """
 
 from typing import Any
@@ -88,7 +88,7 @@ class FunctionHandlers:
         return api_pb2.FunctionBindParamsResponse(bound_function_id=variant.id, handle_metadata=base.handle)
 
     def spec(self, function: Function) -> FunctionSpec:
-        """What the function or variant asks for."""
+        """The resources the function or variant requests."""
         first = function.definitions[0]
         resources, retries = first.resources, first.retry_policy
         scaling = first.autoscaler_settings.max_containers or first.concurrency_limit
@@ -165,7 +165,7 @@ class FunctionHandlers:
 
 
 def layout(state: State, app: App, definition: api_pb2.Function) -> api_pb2.AppLayout:
-    """What a container gets of the app: its functions, and the objects that its own function depends on."""
+    """The part of the app for a container: its functions, and the identifiers of its objects."""
     objects = [
         api_pb2.Object(object_id=function.id, function_handle_metadata=function.handle)
         for function in app.functions.values()

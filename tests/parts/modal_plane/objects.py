@@ -1,8 +1,4 @@
-"""Handlers of what functions are made of: secrets, local files ("mounts") and images.
-
-An image is not really built: only its steps are recorded. Two images are the same if their steps are, so
-`State.built` has only what Modal would build.
-"""
+"""Handlers of secrets, local files ("mounts") and images."""
 
 import hashlib
 

@@ -1,4 +1,4 @@
-"""The control plane as tests use it: start it, give it secrets and volumes, read what it has received."""
+"""The control plane for tests: start it, give it secrets and volumes, read the requests it received."""
 
 import asyncio
 import ipaddress
@@ -36,7 +36,7 @@ class ControlPlane:
     Args:
         folder: Where volumes, uploaded files and containers are kept.
         secrets: The named secrets that exist, with their values. Can be changed later: `plane.secrets`.
-        container_env: Environment variables of every container; what the app sets itself goes over them.
+        container_env: Environment variables of every container, which the app may override.
         grace: Seconds that a container has from an interrupt to the kill.
     """
 
@@ -135,7 +135,7 @@ class ControlPlane:
         return dict(self._state.volumes)
 
     def volume(self, name: str) -> Volume:
-        """The volume of the name, made if there is none."""
+        """The volume with this name, created if missing."""
         return self._state.volume(name)
 
     @property
@@ -252,7 +252,7 @@ def _joined(first: Path, rest: str | None) -> str:
 
 
 def _is_here(host: str) -> bool:
-    """Whether an address or name is this machine's: one can listen at an address of its own."""
+    """Whether an address or name belongs to this machine, so that one can listen there."""
     if host in ("localhost", socket.gethostname(), socket.getfqdn()):
         return True
     try:

@@ -1,9 +1,9 @@
-"""Gives each request of Modal's protocol to the handler of its name.
+"""Passes each request of Modal's protocol to the handler with its name.
 
-A handler is an async method named like the request: `async def VolumeCommit(self, request, caller)` returns
-the reply, and one that is an async generator yields a stream of replies. The protocol's 285 requests, with
-their types, come from the package that Modal publishes; those without a handler are refused by name, with a
-status that the client does not retry.
+A handler is an async method such as `async def VolumeCommit(self, request, caller)` that returns the reply,
+or an async generator of replies. The 285 requests and their types come from Modal's package. Requests without
+a handler are refused by name, with a status that the client does not retry.
+
 """
 
 import inspect

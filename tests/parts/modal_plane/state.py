@@ -1,4 +1,4 @@
-"""What has reached the server, in the terms of who launches: apps, functions, calls, images.
+"""Everything the server received, in a launcher's terms: apps, functions, calls, images.
 
 The records that tests read (`FunctionSpec`, `Call`, `Image`, …) are here with the tables that the handlers
 share.
@@ -102,7 +102,7 @@ class Image:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the ENV commands set."""
+        """The values of ENV commands."""
         settings = [shlex.split(command[4:])[0] for command in self.commands if command.startswith("ENV ")]
         return dict(setting.split("=", 1) for setting in settings)
 
@@ -115,11 +115,11 @@ class Image:
 
 @dataclass(frozen=True)
 class FunctionSpec:
-    """What a function asks for: cores, MiB, seconds."""
+    """A function's requested resources: cores, MiB, seconds."""
 
     name: str
     gpus: tuple[tuple[str, int], ...]
-    """Type and count, the preferred first; empty without a GPU."""
+    """Type and count, the preferred first, or empty without a GPU."""
     cpu: float | tuple[float, float] | None
     """Cores: the request, or request and limit."""
     memory: int | tuple[int, int] | None
@@ -166,7 +166,7 @@ class Function:
 
 @dataclass
 class Call:
-    """One input of a function call, and what became of it."""
+    """One input of a function call, and its outcome."""
 
     id: str
     app_id: str
@@ -179,7 +179,7 @@ class Call:
     kwargs: dict[str, Any]
     spawned: bool
     parent: str | None
-    """Id of the call in whose container it was made; None from the client."""
+    """Id of the calling container's call, or None for the client."""
     status: str = "running"
     """running, success, failure, timeout or terminated."""
     result: Any = None
@@ -191,7 +191,7 @@ class Call:
 
 
 class Log:
-    """What an app's containers print."""
+    """The output of an app's containers."""
 
     def __init__(self) -> None:
         self.batches: list[api_pb2.TaskLogsBatch] = []
@@ -210,7 +210,7 @@ class Log:
         self.bell.ring()
 
     def text(self) -> str:
-        """All that was printed."""
+        """The whole output."""
         return "".join(item.data for batch in self.batches for item in batch.items)
 
 
@@ -278,7 +278,7 @@ class State:
         self.failures: list[str] = []
 
     def volume(self, name: str, version: int = 1) -> Volume:
-        """The volume, made if there is none of the name."""
+        """The volume with this name, created if missing."""
         if name not in self.volumes:
             self.volumes[name] = Volume(
                 name, content_id("vo", name.encode()), self.folder / "volumes", version

@@ -1,16 +1,15 @@
-"""Volumes: what is committed, and each container's own view of it.
+"""Volumes: the committed state, and a view for each container.
 
-A volume is a folder with the committed state, which clients see, and a folder for each container that has it
-mounted. A container's folder is the state that was committed when it started: it sees what others commit only
-after a reload, and others see its changes only after its commit, which applies what it has changed since,
-file by file, so that the last commit of a file counts. What a killed container had not committed is gone.
+Clients see the committed folder. A container's folder is a copy from its start: it sees other commits only
+after a reload. A commit applies its changes file by file, so the last commit of a file counts. A killed
+container's uncommitted changes are lost.
 
-As at Modal, a reload is refused while a process has a file of the volume open, or works in one of its
-folders; and a commit is followed by a reload, since the server does not say that it may be left out: a commit
-with open files persists, and raises.
+As at Modal, a reload is refused while a process has a file of the volume open or works in it. A commit
+reloads afterwards, so with open files it persists and raises.
 
-A mount path is the same in all containers at Modal. Here it is that of a slot (`Containers`), which the next
-container gets when the one before has ended; slot 0 is `Volume.folder`.
+Modal mounts a volume at one path in all containers. Here a slot (`Containers`) has a path, and its next
+container gets the same. Slot 0 is `Volume.folder`.
+
 """
 
 import asyncio
@@ -87,7 +86,7 @@ class Volume:
         return self._slots / "0"
 
     def committed(self) -> Path:
-        """The folder with the last committed state: what a client sees, and a new container finds."""
+        """The last committed state, for clients and new containers."""
         return self._committed
 
     def put(self, path: str, content: bytes) -> None:
@@ -101,7 +100,7 @@ class Volume:
         shutil.copytree(local, self.place(path), dirs_exist_ok=True)
 
     def mount(self, task_id: str, slot: int) -> Path:
-        """Give a container its view; returns its folder."""
+        """Give a container its view. Returns its folder."""
         view = self.views[task_id] = View(self._slots / str(slot))
         view.folder.mkdir(parents=True, exist_ok=True)
         mirror(self._committed, view.folder)
@@ -109,7 +108,7 @@ class Volume:
         return view.folder
 
     def commit(self, task_id: str) -> None:
-        """Apply what the container has changed since its view was last the committed state."""
+        """Apply the container's changes since its view was last the committed state."""
         view = self.views[task_id]
         now = _tree(view.folder)
         changed = {path for path in now.keys() | view.base.keys() if now.get(path) != view.base.get(path)}

@@ -4,8 +4,8 @@ Python imports this module by its name at start, because the plane puts this fol
 hook sees every TCP connection, name lookup and datagram that goes through Python's sockets, before it
 happens.
 
-It also undoes what a process inherits from a shell that started the tests in the background, that Ctrl-C is
-ignored, and lets a container end with the tests' process, however that ends.
+A shell that starts the tests in the background makes processes ignore Ctrl-C: this is undone. A container
+ends with the tests' process, however that ends.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""The app of the control plane's tests: each function is one thing that a launcher does."""
+"""The app for the control plane's tests: each function does one thing a launcher does."""
 
 import json
 import os
@@ -31,7 +31,7 @@ image = (
     env={"MODE": "test"},
 )
 def facts(question: str) -> dict:
-    """What a function finds in its container."""
+    """A container's files and environment."""
     import greeting
 
     print("looking", flush=True)
@@ -71,7 +71,7 @@ def writes() -> list:
 
 @app.function(image=image, volumes={"/checkpoints": checkpoints})
 def holds() -> dict:
-    """Commits while it has a file open, then without; with the process and what was there at the start."""
+    """Commits with a file open, then without. Returns the process, the files at its start, and the error."""
     folder = Path(os.environ["DRZERO_MOUNT_CHECKPOINTS"])
     found = sorted(os.listdir(folder))
     with (folder / f"held{len(found)}").open("w") as file:
