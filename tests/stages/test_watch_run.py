@@ -215,7 +215,7 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
     monkeypatch.setattr(training, "write_resolved", lambda config: None)
     monkeypatch.setattr(training, "flow_monitor", lambda config: nullcontext())
     trainer = {"resume_mode": "disable", "test_freq": -1, "total_training_steps": 4, "val_only": False}
-    watchdog = {"policy": action, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "factor": 2}
+    watchdog = {"policy": action, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "patience_factor": 2}
     more = {"limits": {}, "native_stacks": False, "sample_every_s": 5}
     config = OmegaConf.create(
         {
