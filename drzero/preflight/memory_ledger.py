@@ -235,10 +235,7 @@ def actor_activations(config: DictConfig, shape: ModelShape, number_bytes: int =
     one = per_gib * tokens * (8 * shape.hidden + 2 * (shape.query_size + 2 * shape.kv_size))
     one += per_gib * tokens * 4 * shape.intermediate
     if config.actor_rollout_ref.model.enable_gradient_checkpointing:
-        kept = {
-            "actor: kept inputs": per_gib * tokens * shape.hidden * shape.layers,
-            "actor: one layer": one,
-        }
+        kept = {"actor: kept inputs": per_gib * tokens * shape.hidden * shape.layers, "actor: one layer": one}
     else:
         kept = {"actor: activations": one * shape.layers}
     return kept | {"actor: logits": logits_bytes(config) * tokens * shape.vocabulary / GIB}

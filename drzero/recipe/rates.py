@@ -40,12 +40,7 @@ GPUS = {
 }
 # Modal's other names, each with the smallest GPU it can mean. Modal may upgrade H100 and B200+ at the same
 # price, but not H100!.
-GPUS |= {
-    "A100": GPUS["A100-40GB"],
-    "A10G": GPUS["A10"],
-    "H100!": GPUS["H100"],
-    "B200+": GPUS["B200"],
-}
+GPUS |= {"A100": GPUS["A100-40GB"], "A10G": GPUS["A10"], "H100!": GPUS["H100"], "B200+": GPUS["B200"]}
 
 CORE_USD_PER_HOUR = 0.0472
 """A physical core."""

@@ -229,11 +229,7 @@ def test_sizes_are_positive_numbers_or_refused(field: str, value: object) -> Non
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_configuration_is_reported_with_its_key(
-    world: World,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    name: str,
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, name: str
 ) -> None:
     case = BROKEN[name]
     for variable, value in case.get("env", {}).items():

@@ -216,11 +216,7 @@ def test_an_unknown_command_is_refused_with_the_nearest(
 @pytest.mark.parametrize(
     ("damage", "override", "expected"),
     [
-        (
-            "missing",
-            "",
-            ["no questions at {train} (data.train_files)", "`drzero synthesize iteration=1`"],
-        ),
+        ("missing", "", ["no questions at {train} (data.train_files)", "`drzero synthesize iteration=1`"]),
         ("columns", "", ["{train} lacks the columns reward_model"]),
         (
             "",

@@ -28,9 +28,7 @@ class Rollout:
     temperature: Number = key(1.0, "Sampling temperature.", above=0, results=TRAINING)
     max_turns: int = key(5, "Assistant turns.", low=1, results=("challenger", "synthesize", "solver"))
     max_tokens_per_turn: int = key(1024, "Tokens per assistant turn.", low=1, results=TRAINING)
-    server_args: dict[str, Any] = key(
-        {}, "More arguments for the rollout engine, by SGLang's names (docs/sglang.md).", results=TRAINING
-    )
+    server_args: dict[str, Any] = key({}, "More engine arguments (docs/sglang.md).", results=TRAINING)
 
 
 @dataclass
@@ -50,12 +48,8 @@ class Solver:
     host: str = key("127.0.0.1", "Address to bind.")
     port: int | None = key(None, "Port; null takes 8001, or any free port.", low=1024, high=65535)
     tp_size: int = key(1, "GPUs per copy of the solver, and of the rollout engine.", low=1)
-    dp_size: int = key(
-        "${copies:${machine.gpus},${solver.tp_size}}", "Copies of the solver; all GPUs by default.", low=1
-    )
-    mem_fraction_static: Number = key(
-        0.25, "Share of each GPU for the solver's weights and cache.", above=0, high=1
-    )
+    dp_size: int = key("${copies:${machine.gpus},${solver.tp_size}}", "Copies of the solver.", low=1)
+    mem_fraction_static: Number = key(0.25, "Share of each GPU for the solver.", above=0, high=1)
     max_batch_size: int = key(32, "Sequences decoded at once (reference engine, or SGLang on a CPU).", low=1)
     threads: int = key(1, "torch threads of the server on a CPU.", low=1)
     dtype: str = key("bfloat16", "Precision the solver computes in.", choices=FLOATS, **_SHARED)
@@ -77,12 +71,8 @@ class Solver:
         low=1,
         **_SHARED,
     )
-    server_args: dict[str, Any] = key(
-        {}, "More arguments for the solver's server, by SGLang's names (docs/sglang.md).", **_SHARED
-    )
+    server_args: dict[str, Any] = key({}, "More server arguments (docs/sglang.md).", **_SHARED)
     concurrency: int = key(256, "Attempts in flight.", low=1)
     deadline_s: Number = key(600, "Seconds before an attempt counts as failed (not as wrong).", above=0)
     startup_budget_s: Number = key(900, "Seconds to wait for a healthy server.", above=0)
-    restarts: int = key(
-        0, "Restarts in a row after a crash or hang. Loading takes longer than an attempt's deadline.", low=0
-    )
+    restarts: int = key(0, "Restarts in a row. Loading takes longer than a deadline.", low=0)

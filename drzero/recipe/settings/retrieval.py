@@ -27,9 +27,7 @@ OF_OWN_SERVICE = (
 class ChromaQuota:
     """Quotas of a Chroma server. A folder has none."""
 
-    records: int | None = key(
-        None, "Records per collection; a larger index is refused (Chroma Cloud: 5000000).", low=1
-    )
+    records: int | None = key(None, "Most records per collection (Chroma Cloud: 5000000).", low=1)
     reads: int | None = key(None, "Concurrent queries to one server (Chroma Cloud: 10).", low=1)
     page: int = key(250, "Records per read or write call (Chroma Cloud: 300).", low=1)
 
@@ -60,13 +58,8 @@ class Chroma:
 class Faiss:
     """The FAISS index, with index=faiss."""
 
-    path: str = key(
-        "${paths.corpus}/faiss", "A folder built by prepare-data, or a FAISS file such as e5_Flat.index."
-    )
-    corpus: str | None = key(
-        None,
-        "JSONL of its passages, {id, contents} or {id, title, text} per line; null is the file next to it.",
-    )
+    path: str = key("${paths.corpus}/faiss", "prepare-data's folder, or a file such as e5_Flat.index.")
+    corpus: str | None = key(None, "JSONL of passages, {id, contents} or {id, title, text}.")
     ef_search: int = key(256, "Candidates per query (HNSW).", low=1, results=CONVERSING)
     nprobe: int = key(64, "Lists searched per query (IVF).", low=1, results=CONVERSING)
     device: str = key(
@@ -89,13 +82,9 @@ class Retrieval:
     host: str = key("127.0.0.1", "Address to bind.")
     port: int | None = key(None, "Port; null takes 8000, or any free port.", low=1024, high=65535)
     topk: int = key(3, "Passages per query.", low=1, high=MAX_TOPK, results=CONVERSING, journal=SAMPLING)
-    response_limit: int = key(
-        2048, "Characters of one tool response.", low=1, results=CONVERSING, journal=SAMPLING
-    )
+    response_limit: int = key(2048, "Characters of a response.", low=1, results=CONVERSING, journal=SAMPLING)
     deadline_s: Number = key(60, "Seconds before a search counts as failed, retries included.", above=0)
-    embedder: str = key(
-        "intfloat/e5-large-v2", "Embedding model, the same one that built the index.", results=CONVERSING
-    )
+    embedder: str = key("intfloat/e5-large-v2", "Embedding model of the index.", results=CONVERSING)
     device: str = key("cpu", "Device of the embedding model.", pattern=TORCH_DEVICE)
     encoders: int = key(1, "Encoder processes; each loads the embedding model.", low=1)
     threads: int = key(8, "torch threads per encoder.", low=1)

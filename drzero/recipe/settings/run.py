@@ -45,9 +45,7 @@ class Compute:
     timeout: int | None = key(None, "Seconds before the provider ends the call (Modal allows 86400).", low=1)
     region: str | None = key(None, "Where to run; null lets the provider choose.")
     retries: int = key(0, "Retries of a failed call by the provider.", low=0)
-    max_usd: int | float | None = key(
-        None, "Preflight refuses a stage or loop whose estimate exceeds this many dollars.", low=0
-    )
+    max_usd: int | float | None = key(None, "Most dollars that a stage or loop may cost.", low=0)
 
 
 @dataclass
@@ -63,9 +61,7 @@ class Run:
         ),
     )
     dir: str = key("${paths.checkpoints}/${run.name}", "The run's folder; the same folder resumes the run.")
-    export_dir: str = key(
-        "${paths.checkpoints}/${run.name}_hf", "Where the last checkpoint is exported as one model folder."
-    )
+    export_dir: str = key("${paths.checkpoints}/${run.name}_hf", "Export of the last checkpoint.")
     export_dtype: str = key(
         "float32",
         "Precision of the export. bfloat16 rounds away most of a small training step (docs/merge.md).",
@@ -73,11 +69,9 @@ class Run:
         results=("challenger", "synthesize", "merge"),
     )
     max_failed_share: Number = key(
-        0.25, "A step stops when failed services spoil more than this share of its rollouts.", low=0, high=1
+        0.25, "Most rollouts of a step that failed services may spoil.", low=0, high=1
     )
-    min_free_gb: Number = key(
-        4, "Disk space the run needs at its start, in GB: about two checkpoints and an export.", low=0
-    )
+    min_free_gb: Number = key(4, "Free GB at the start: about two checkpoints and an export.", low=0)
 
 
 @dataclass
@@ -104,6 +98,4 @@ class Data:
         journal=("synthesize", "preview"),
     )
     max_prompt_length: int = key(1536, "Tokens of a prompt.", low=1, results=TRAINING)
-    max_response_length: int = key(
-        2560, "Tokens of a conversation after its prompt.", low=1, results=TRAINING, pace=True
-    )
+    max_response_length: int = key(2560, "Tokens after the prompt.", low=1, results=TRAINING, pace=True)

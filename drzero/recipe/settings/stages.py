@@ -18,19 +18,13 @@ _PREVIOUS_SOLVER = "${previous_solver:${paths.checkpoints},${iteration},${base_m
 class Common:
     """Every stage."""
 
-    base_model: str = key(
-        MISSING, "Model the loop starts from, a folder or a hub id. model= sets it.", run=True, pace=True
-    )
-    iteration: int = key(
-        1, "Iteration of the loop. It names runs and picks their start weights.", low=0, run=True
-    )
+    base_model: str = key(MISSING, "Start model, a folder or a hub id. model= sets it.", run=True, pace=True)
+    iteration: int = key(1, "The loop's iteration, which names runs and start weights.", low=0, run=True)
     hop_ratio: list[int] = key([4, 3, 2, 1], "Weights of questions with 1, 2, 3, … hops.", low=0)
     steps_per_iteration: int = key(50, "Training steps per iteration.", low=1)
     log_level: str = key("WARNING", "Log level everywhere.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     verbose: bool = key(False, "Print each component's output, prefixed with its name. Logs always have it.")
-    process_env: dict[str, Any] = key(
-        {}, "Environment variables of every process. hardware= and debug= add some."
-    )
+    process_env: dict[str, Any] = key({}, "Environment variables of all processes. hardware= adds some.")
     paths: Paths = group(Paths)
     run: Run = group(Run)
     machine: Machine = group(Machine)
@@ -76,9 +70,7 @@ class Challenger:
         "${previous_challenger:${paths.checkpoints},${iteration}}",
         "Run whose last checkpoint the first start resumes; null starts from base_model.",
     )
-    allow_off_policy: bool = key(
-        False, "Allow an asynchronous mode, although HRPO is on-policy.", results=("challenger",)
-    )
+    allow_off_policy: bool = key(False, "Allow asynchronous modes for HRPO.", results=("challenger",))
 
 
 @dataclass
@@ -102,16 +94,10 @@ class Environment:
     """The environment to train or evaluate in, other than corpus search."""
 
     name: str | None = key(None, "Its name, as in env=NAME. null in evaluate asks the benchmarks.", run=True)
-    options: dict[str, Any] = key(
-        {}, "Arguments of its load(), such as +environment.options.turns=4.", run=True
-    )
-    max_turns: int | None = key(
-        None, "Assistant turns per episode; null lets the environment decide.", low=1, run=True
-    )
+    options: dict[str, Any] = key({}, "Arguments of its load(): +environment.options.turns=4.", run=True)
+    max_turns: int | None = key(None, "Assistant turns; null lets the environment decide.", low=1, run=True)
     call_form: str = key("hermes", _CALL_FORM, choices=tuple(FORMS), run=True)
-    filter_groups: bool | None = key(
-        None, "Replace groups of equal rewards before the update; null lets the environment decide."
-    )
+    filter_groups: bool | None = key(None, "Replace groups of equal rewards; null: the environment decides.")
 
 
 @dataclass
@@ -138,7 +124,7 @@ class Indexing:
     """How a corpus is indexed."""
 
     chunk_tokens: int = key(
-        256, "Tokens per chunk, prefix and title included. Longer documents become several chunks.", low=1
+        256, "Tokens per chunk, with prefix and title. Longer documents are split.", low=1
     )
     chunk_overlap: int = key(32, "Tokens repeated between chunks.", low=0)
     kind: str = key(
@@ -148,9 +134,7 @@ class Indexing:
         choices=("flat", "hnsw", "ivfpq"),
     )
     workers: int = key(1, "Embedding processes. More than one use Ray, at RAY_ADDRESS or here.", low=1)
-    embed_only: bool = key(
-        False, "Only embed, on a GPU machine, say. The same command without this writes index and prompts."
-    )
+    embed_only: bool = key(False, "Only embed. The same command without this writes index and prompts.")
     writers: int = key(2, "Shards written in parallel; their memory adds up.", low=1)
     device: str | None = key(None, "Device of the embedding model; null detects CUDA.", pattern=TORCH_DEVICE)
 
@@ -174,26 +158,16 @@ class PrepareData:
         "(docs/retrieval.md). null uses the existing index. A rerun embeds only new or changed documents.",
     )
     fields: SourceFields = group(SourceFields)
-    on_bad: str = key(
-        "stop", "Unusable records: stop lists them all, skip leaves them out.", choices=("stop", "skip")
-    )
+    on_bad: str = key("stop", "Unusable records: stop lists all, skip drops them.", choices=("stop", "skip"))
     source_collection: str | None = key(None, "Collection to read from a Chroma source.")
-    replace: bool = key(
-        False, "Rebuild a collection of mostly other documents, or with another embedder or chunk size."
-    )
+    replace: bool = key(False, "Rebuild a collection of other documents, embedder or chunk size.")
     rows: int = key(38400, "Prompts to write.", low=1)  # 3 iterations of 50 steps of 256
     heldout_rows: int = key(256, "Prompts of the held-out split.", low=0)
-    hold_out: list[str] = key(
-        [], "Benchmark files whose documents (doc_ids) no prompt shows. Searches still find them."
-    )
+    hold_out: list[str] = key([], "Benchmark files whose documents (doc_ids) no prompt shows.")
     min_document_tokens: int = key(24, "Least tokens of a document that a prompt may show.", low=0)
-    min_prose: float = key(
-        0.15, "Least share of sentences in such a document: less is code, tables or lists.", low=0, high=1
-    )
+    min_prose: float = key(0.15, "Least share of sentences: less is code, tables or lists.", low=0, high=1)
     max_document_tokens: int = key(256, "Most tokens of a document shown in a prompt.", low=1)
-    fit_hops: bool = key(
-        True, "Ask for no more hops than the corpus's links allow; false keeps hop_ratio (data/links.py)."
-    )
+    fit_hops: bool = key(True, "Ask for no more hops than the corpus's links allow (data/links.py).")
     out_dir: str = key("${paths.corpus}/data", "Where prompts go.")
     indexing: Indexing = group(Indexing)
 
@@ -234,32 +208,21 @@ class Comparison:
     A tolerance of null depends on solver.dtype: 16 bits have three digits, float32 adds up to 1e-5.
     """
 
-    data: str = key(
-        "${data.train_files}", "Prompts (data=): a stage's parquet file, or evaluate's questions."
-    )
+    data: str = key("${data.train_files}", "Prompts (data=): a stage's parquet, or evaluate's questions.")
     n: int | None = key(None, "Prompts (n=); null takes 64, on a CPU 8.", low=1, high=10_000)
     tokens: int = key("${rollout.max_tokens_per_turn}", "Most tokens of a continuation.", low=1)
     draws: int = key(100, "Draws per place and setting, to test the sampler.", low=50)
     places: int = key(3, "Such places, each after another prompt.", low=1)
-    dtype: str = key(
-        "float32", "Precision of Transformers; bfloat16 if the model does not fit.", choices=FLOATS
-    )
-    tie_nats: int | float | None = key(
-        None, "Tokens this close are a tie; null is 0.001, in 16 bits 0.25.", low=0
-    )
+    dtype: str = key("float32", "Transformers' precision; bfloat16 if it does not fit.", choices=FLOATS)
+    tie_nats: int | float | None = key(None, "Tokens this close tie; null is 0.001, in 16 bits 0.25.", low=0)
     mean_gap_nats: int | float | None = key(
-        None, "Mean gap of the log-probs of sampled tokens; null is 0.0001, in 16 bits 0.02.", low=0
+        None, "Mean log-prob gap; null is 0.0001, in 16 bits 0.02.", low=0
     )
-    largest_gap_nats: int | float | None = key(
-        None, "Largest gap of one token; null is 0.005, in 16 bits 1.", low=0
-    )
+    largest_gap_nats: int | float | None = key(None, "Largest gap; null is 0.005, in 16 bits 1.", low=0)
     differing_share: Number = key(0, "Share of greedy sequences that may differ beyond ties.", low=0, high=1)
     score_gap: Number = key(0.05, "Gap of mean scores between both sides' greedy turns.", low=0, high=1)
     min_p_value: Number = key(
-        1e-5,
-        "Least p-value of the sampler's tests. A correct sampler fails 1 in 10,000 comparisons.",
-        above=0,
-        high=0.05,
+        1e-5, "Least p-value of the sampler's tests (1 in 10,000 fails).", above=0, high=0.05
     )
 
 
@@ -267,10 +230,7 @@ class Comparison:
 class CompareRollouts:
     """The comparison of an engine with Transformers."""
 
-    endpoint: str | None = key(
-        None,
-        "A running server to compare; null starts the engine of rollout=. Set solver.dtype to its precision.",
-    )
+    endpoint: str | None = key(None, "A running server (with solver.dtype); null starts rollout='s.")
     endpoint_model: str | None = key(None, _ENDPOINT_MODEL)
     compare: Comparison = group(Comparison)
 
@@ -287,18 +247,12 @@ class Gates:
 
     evidence: bool = key(True, "The answer is in the document or the retrieved passages.", **_SYNTHESIZE)
     hops: bool = key(
-        True,
-        "h hops took h - 1 searches that found something, and the answer is not in the first document.",
-        **_SYNTHESIZE,
+        True, "h hops took h - 1 searches, and the first document lacks the answer.", **_SYNTHESIZE
     )
-    integrity: bool = key(
-        True, "One question of at most 50 words that does not give away its short answer.", **_SYNTHESIZE
-    )
+    integrity: bool = key(True, "One question of at most 50 words, without its short answer.", **_SYNTHESIZE)
     max_answer_words: int = key(10, "Most words of an answer.", low=1, **_SYNTHESIZE)
     duplicates: bool = key(True, "No two questions have the same words.", **_SYNTHESIZE)
-    near_duplicates: bool = key(
-        True, "No paraphrase of a question with the same answer or document.", **_SYNTHESIZE
-    )
+    near_duplicates: bool = key(True, "No paraphrases with the same answer or document.", **_SYNTHESIZE)
     near_duplicate_cosine: int | float | None = key(
         None,
         "Cosine from which questions are paraphrases; null measures it on the demo world.",
@@ -323,23 +277,16 @@ class Gates:
 class Synthesize(ChatEndpoint):
     """The synthesize stage."""
 
-    challenger: str = key(
-        "${paths.checkpoints}/challenger_iter${iteration}_hf",
-        "The trained challenger: its export or run folder.",
-    )
+    challenger: str = key("${paths.checkpoints}/challenger_iter${iteration}_hf", "Its export or run folder.")
     partition: int = key(
         "${iteration}",
         "Part of the prompts to use: every partitions-th row, from this one.",
         results=("synthesize",),
         journal=("synthesize",),
     )
-    partitions: int = key(
-        5, "Parts the prompts are dealt into.", low=1, results=("synthesize",), journal=("synthesize",)
-    )
+    partitions: int = key(5, "Parts of the prompts.", low=1, results=("synthesize",), journal=("synthesize",))
     samples: int = key(5, "Conversations per prompt; the best passing one is kept.", low=1, **_SYNTHESIZE)
-    val_share: Number = key(
-        0.1, "Share of pairs that validate the solver, by whole documents.", above=0, high=0.9, **_SYNTHESIZE
-    )
+    val_share: Number = key(0.1, "Share of pairs for validation.", above=0, high=0.9, **_SYNTHESIZE)
     max_val_rows: int = key(1200, "Most validation rows.", low=1, **_SYNTHESIZE)
     gates: Gates = group(Gates)
 
@@ -359,12 +306,8 @@ class Preview(PrepareData, ChatEndpoint):
 class Merge:
     """The merge stage."""
 
-    source: str = key(
-        "${paths.checkpoints}/solver_iter${iteration}", "Run folder whose last checkpoint is merged."
-    )
-    start_model: str = key(
-        _PREVIOUS_SOLVER, "Model the run started from, to report how far the weights moved."
-    )
+    source: str = key("${paths.checkpoints}/solver_iter${iteration}", "Run whose last checkpoint is merged.")
+    start_model: str = key(_PREVIOUS_SOLVER, "The run's start model, to report how far weights moved.")
 
 
 @dataclass
@@ -405,10 +348,7 @@ class ServeModel:
 class AgentBench:
     """The agent-bench."""
 
-    agent: str | None = key(
-        None,
-        "Your module:Class or path.py:Class, an environment, or a training stage. The command's first word.",
-    )
+    agent: str | None = key(None, "First word: module:Class, path.py:Class, environment or stage.")
     agent_options: dict[str, Any] = key({}, "Arguments of the class, by name.")
     run_mode: str = key(
         "single",
@@ -416,27 +356,16 @@ class AgentBench:
         "runs batch_size × group_size at once; rollout uses a stage's own trainer.",
         choices=("single", "sample", "concurrent", "rollout"),
     )
-    data_file: str | None = key(
-        None,
-        "Written data=. Items (.jsonl or .parquet); null is a short question, or the environment's rows.",
-    )
+    data_file: str | None = key(None, "Written data=. Items; null is a question or the environment's rows.")
     n: int = key(16, "Items of mode=sample.", low=1)
     batch_size: int = key(64, "Items at once in mode=concurrent.", low=1)
     group_size: int = key(8, "Runs of each item in mode=concurrent.", low=1)
     batches: int = key(2, "Batches of mode=rollout.", low=1)
-    endpoint: str | None = key(
-        None, "OpenAI-compatible server; null is OPENAI_BASE_URL or http://127.0.0.1:8080/v1."
-    )
+    endpoint: str | None = key(None, "Server; null is OPENAI_BASE_URL or http://127.0.0.1:8080/v1.")
     endpoint_model: str | None = key(None, "Model name for the project's own agent; null takes the only one.")
     deadline_s: Number = key(300, "Seconds before a run counts as failed.", above=0)
-    max_pause_s: Number = key(
-        1.0,
-        "Seconds the event loop may block. mode=single only reports it, because debuggers block too.",
-        above=0,
-    )
-    reward_range: list[Number] | None = key(
-        None, "Allowed rewards, such as [0,1]; null takes any finite number."
-    )
+    max_pause_s: Number = key(1.0, "Seconds the event loop may block (mode=single only reports it).", above=0)
+    reward_range: list[Number] | None = key(None, "Allowed rewards, such as [0,1]; null takes any number.")
     environment: Environment = group(Environment)
 
 
@@ -456,9 +385,7 @@ class Evolve:
     """The loop. It passes the keys of its stages to them as overrides."""
 
     iterations: int = key(3, "Iterations of challenger and solver.", low=1)
-    keep_checkpoints: bool = key(
-        False, "Keep every FSDP checkpoint, six times the size of an export, instead of deleting used ones."
-    )
+    keep_checkpoints: bool = key(False, "Keep every FSDP checkpoint (six times an export's size).")
     evaluations: bool = key(True, "Evaluate the base model and each solver.")
     prepare_demo: bool = key(False, "First build what is missing of the demo world.")
     common: list[str] = key([], "Overrides for every stage.")

@@ -37,10 +37,7 @@ ALIASES = {
 }
 """veRL's keys that follow ours, because stages without veRL need them too. Overriding them sets ours."""
 
-OLD_KEYS = {
-    "watchdog.factor": "watchdog.patience_factor",
-    "compare.least_p": "compare.min_p_value",
-}
+OLD_KEYS = {"watchdog.factor": "watchdog.patience_factor", "compare.least_p": "compare.min_p_value"}
 """Our keys renamed in this release. Old names still work until the next one, with a line that says so."""
 
 RESULTS = (

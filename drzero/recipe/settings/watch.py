@@ -45,9 +45,7 @@ class Watchdog:
         above=0,
         closed=True,
     )
-    sample_every_s: Number = key(
-        5, "Seconds between samples of resource use (RUN_DIR/samples.jsonl).", above=0
-    )
+    sample_every_s: Number = key(5, "Seconds between samples of resources (RUN_DIR/samples.jsonl).", above=0)
     native_stacks: bool = key(False, "Add C frames to stacks, pausing each process briefly.")
 
 
