@@ -54,7 +54,6 @@ def check_filter(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _adapters(engine: str, device: str) -> Iterator[Finding]:
-    """LoRA without merging needs an engine that takes adapters."""
     key = "actor_rollout_ref.model.lora.merge"
     if engine == "reference":
         yield error(key, "the reference engine takes merged weights, not adapters", f"set {key}=true")

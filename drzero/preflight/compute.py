@@ -10,7 +10,6 @@ from drzero.preflight.cost import Estimate, estimate, together
 from drzero.preflight.finding import Finding, error, note, warning
 
 FIRST_BUILD_S = 1800
-"""Seconds of a first start on Modal, with image build and downloads."""
 
 
 def check_compute(ctx: CheckContext) -> Iterator[Finding]:
@@ -55,7 +54,6 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:
-    """An embedder on CUDA needs a GPU of the run, or any GPU of this machine."""
     used = {"retrieval.device": ctx.embeds, "indexing.device": ctx.stage in ("prepare_data", "preview")}
     for key in (key for key, is_used in used.items() if is_used):
         on_cuda = str(OmegaConf.select(ctx.config, key)).startswith("cuda")

@@ -30,7 +30,6 @@ class Readings:
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
     taskset: Taskset | None = None
     sight: Sight | None = None
-    """This machine's GPUs as torch sees them."""
 
 
 @dataclass

@@ -67,7 +67,6 @@ class Estimate:
     low_s: float
     high_s: float
     source: str
-    """`measured …` or `assumed …`."""
     usd_per_hour: float
     summed_s: float | None = None
     """The expected seconds of several stages in sequence."""
@@ -182,7 +181,6 @@ def _generation(ctx: CheckContext, shape: ModelShape, tokens: float, share: Rang
 
 
 def _validation(ctx: CheckContext, steps: int) -> Range:
-    """Seconds of all validations."""
     config, trainer = ctx.config, ctx.config.trainer
     shape = ctx.shape(config.actor_rollout_ref.model.path)
     if trainer.test_freq <= 0 or shape is None:
@@ -214,7 +212,6 @@ def _conversations(ctx: CheckContext) -> int | None:
 
 
 def _questions(config: DictConfig, source: str) -> int:
-    """How many questions of a file are asked."""
     of_each = config.questions_per_benchmark
     if split_name(source)[1].startswith(HUB_PREFIX):  # not downloaded for an estimate
         return int(min(HUB_QUESTIONS, 7 * of_each) if of_each else HUB_QUESTIONS)

@@ -14,7 +14,6 @@ from drzero.preflight.finding import Finding, error, note
 from drzero.recipe.compose import process_env
 
 KEY = "CUDA"
-"""The key of these findings."""
 _DEVICES = {
     "machine.device": ("prepare_data", "merge", "serve_search"),
     "indexing.device": (),

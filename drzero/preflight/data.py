@@ -131,7 +131,6 @@ def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iter
 
 
 def _lone_rows(config: DictConfig, hops: Sequence[int]) -> Iterator[Finding]:
-    """Rows of one hop count are compared with each other, so a lone row learns nothing."""
     others = config.data.train_batch_size - 1
     counts = Counter(hops)
     alone = {hop: (1 - count / len(hops)) ** others for hop, count in sorted(counts.items())}

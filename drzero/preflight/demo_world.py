@@ -16,7 +16,6 @@ from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, warning
 
 _ID = re.compile(rf"({'|'.join(KIND_WEIGHTS)})-[a-z-]+")
-"""The id of a passage of that world."""
 _LOOKED_AT = 20
 _WHY = (
     "the demo policy knows only the demo's invented world, so its questions and answers about this corpus "

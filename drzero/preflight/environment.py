@@ -136,7 +136,7 @@ def _load(target: str, starting: bool) -> None:
     path, _, name = target.rpartition(":" if ":" in target else ".")
     module = path.removeprefix("pkg://")
     if not starting and module.startswith(_OURS):
-        if name not in _names_of(module, {}):
+        if name not in _names_of(module):
             raise ImportError(f"cannot import name {name!r} from {module!r}")
     elif ":" in target:
         from verl.utils.import_utils import load_extern_object
@@ -146,15 +146,9 @@ def _load(target: str, starting: bool) -> None:
         get_object(target)
 
 
-def _names_of(module: str, checked: dict[str, set[str]]) -> set[str]:
-    """The top-level names of a module of ours, by its source.
-
-    Raises ImportError if it, or a module of ours that it imports, imports a missing module.
-    """
-    if module in checked:
-        return checked[module]
-    names = checked[module] = set()
-    spec = find_spec(module)
+def _names_of(module: str) -> set[str]:
+    """The top-level names of a module, by its source. Raises ImportError if it imports a missing package."""
+    spec, names = find_spec(module), set[str]()
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"No module named {module!r}")
     for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
@@ -166,9 +160,7 @@ def _names_of(module: str, checked: dict[str, set[str]]) -> set[str]:
             names.update(alias.asname or alias.name for alias in node.names)
             parent = node.module if isinstance(node, ast.ImportFrom) else None
             for imported in [parent] if parent else [alias.name for alias in node.names]:
-                if imported.startswith(_OURS):
-                    _names_of(imported, checked)
-                elif find_spec(imported.partition(".")[0]) is None:
+                if find_spec(imported.partition(".")[0]) is None:
                     raise ModuleNotFoundError(f"No module named {imported!r}, which {module} imports")
     return names
 

@@ -13,7 +13,6 @@ from environments.taskset import Taskset
 
 ENV = "environment.name"
 _OPENED = 32
-"""Rows whose first messages are measured."""
 
 
 def check_environment(ctx: CheckContext) -> Iterator[Finding]:
@@ -46,7 +45,6 @@ def _fills_batch(ctx: CheckContext, rows: int) -> Iterator[Finding]:
 
 
 def _is_held_out(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
-    """Held-out rows should exist, and none may be trained on."""
     config, taskset = ctx.config, ctx.taskset()
     validates = config.trainer.test_freq > 0 or config.trainer.val_before_train
     try:

@@ -22,7 +22,6 @@ class Severity(StrEnum):
     WARNING = "warning"
     """The run may fail, or cost more than necessary."""
     NOTE = "note"
-    """Worth knowing."""
 
 
 @dataclass(frozen=True)

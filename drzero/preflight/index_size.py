@@ -120,7 +120,6 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine, embeds_
 
 
 def _require_quota(config: DictConfig, chunks: int) -> None:
-    """Raise PreflightFailed if a collection would exceed its Chroma server's quota."""
     if config.index != "chroma" or all(place.folder for place in places_of(config)):
         return
     most, shards = config.chroma.quota.records, config.chroma.shards

@@ -27,7 +27,6 @@ from verl_ext.checkpoints import saved_step
 from verl_ext.method.passages import defuse
 
 _SAMPLED = 50
-"""Documents or questions per file that are looked up in the collection."""
 _NAME_OTHERS = (
     "Name the files to ask with benchmarks=[…] (in a loop: stages.evaluate.benchmarks=[…], or "
     "evaluations=false for none)"
@@ -93,7 +92,6 @@ def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
 
 
 def _missing(config: DictConfig, named: Sequence[str]) -> list[str]:
-    """The ids of documents that the collection has no chunk of."""
     with closing(index_of(config).open()) as store:
         there = store.documents_among(named)
     return [doc_id for doc_id in named if doc_id not in there]

@@ -23,9 +23,7 @@ class Machine:
     gpus: int
     nodes: int
     host_gib: float | None
-    """Host memory; None if unknown."""
     usd_per_hour: float = 0.0
-    """Price of all machines; 0 for a local one that hires no GPU."""
 
     def __str__(self) -> str:
         gpus = f"{self.gpus} × {self.gpu.name}" if self.gpu else "no GPU"

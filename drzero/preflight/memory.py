@@ -176,7 +176,6 @@ def _sum(ledger: Ledger, starts: str = "", ends: tuple[str, ...] = ("",)) -> flo
 
 
 def _largest(ledger: Ledger) -> str:
-    """The sum of the worst phase, and its largest items."""
     items = ledger.phases[ledger.worst]
     largest = sorted(items.items(), key=lambda item: -item[1])[:4]
     listed = ", ".join(f"{name} {gib:.1f}" for name, gib in largest)

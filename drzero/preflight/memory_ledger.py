@@ -49,7 +49,6 @@ from search.faiss.location import find_files
 EMBEDDER_GIB = 2.5
 """An encoder process with a large embedding model and its activations, on a GPU or in host memory."""
 SMALL_EMBEDDER_GIB = 0.5
-"""The same with the packaged one."""
 TIGHT = 0.08
 """A smaller share left over is a warning, because fragmentation may take that much."""
 PROCESSES_GIB = 6.0
@@ -121,7 +120,6 @@ class Server:
     slots: int
     """Concurrent sequences of the reference engine."""
     positions: int
-    """Tokens of the longest sequence."""
     dtype: str
     cache_mib: float = 0.0
 
@@ -309,7 +307,6 @@ def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -
 
 
 def _serves_search(config: DictConfig) -> bool:
-    """Whether the run starts a retrieval service."""
     environment = config.get("environment")
     return not (environment and environment.name) and config.retrieval.url is None
 

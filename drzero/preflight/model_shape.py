@@ -89,7 +89,6 @@ class ModelShape:
 
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "smollm3")
-"""`model_type` in config.json."""
 # From each model's published config.json, by bare name.
 KNOWN = {
     # hidden, layers, heads, key heads, head, MLP, vocabulary, context

@@ -74,7 +74,6 @@ def _folder(ctx: CheckContext, key: str, folder: Path) -> Iterator[Finding]:
 
 
 def _weights(key: str, folder: Path) -> Iterator[Finding]:
-    """Check the weights by their index and the header of every file, without loading them."""
     names = {path.name for path in folder.glob("*.safetensors")}
     if (folder / _INDEX).is_file():
         try:
@@ -97,7 +96,6 @@ def _weights(key: str, folder: Path) -> Iterator[Finding]:
 
 
 def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
-    """Check a model that is not a folder: its download and its conversations."""
     gb = _gigabytes(ctx, model)
     if not HUB_ID.fullmatch(model) or any(
         isinstance(try_to_load_from_cache(model, name), str) for name in (_WHOLE, _INDEX)
@@ -114,7 +112,6 @@ def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
 
 
 def _gigabytes(ctx: CheckContext, model: str) -> float:
-    """The size of a model's weights in bfloat16; 0 if unknown."""
     shape = ctx.shape(model)
     return 2 * shape.parameters / 1e9 if shape else 0.0
 

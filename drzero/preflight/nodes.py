@@ -68,7 +68,6 @@ def check_cluster(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _ask(config: DictConfig, address: str, starting: bool) -> tuple[Cluster, dict[str, Any]]:
-    """The cluster with each node's facts, and the facts of this process."""
     arguments: dict[str, Any] = {
         "marker": "",
         "salt": secrets.token_hex(16),

@@ -68,7 +68,6 @@ def check_limits(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _staleness(config: DictConfig, mode: str, strategy: str, limit: int) -> Iterator[Finding]:
-    """Samples requested ahead must still be young enough when used."""
     ahead, batch = batches_ahead(config), config.data.train_batch_size
     spans = 1 + math.ceil(ahead)
     key = f"trainer.v1.{mode}.num_warmup_batches"

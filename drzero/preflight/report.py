@@ -83,7 +83,6 @@ def _report_dict(report: Report) -> dict[str, Any]:
 
 
 def _print_findings(out: Console, report: Report, findings: Sequence[Finding]) -> None:
-    """Print each finding as a block: severity and setting, why, fix. Nothing is cut."""
     out.print(f"{report.name}{f' on {report.machine}' if report.machine else ''}", soft_wrap=True)
     for finding in sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.severity)):
         setting = f"{finding.key} = {finding.value}" if finding.value else finding.key
@@ -96,7 +95,6 @@ def _print_findings(out: Console, report: Report, findings: Sequence[Finding]) -
 
 
 def _block_line(out: Console, label: str, text: str, style: str) -> Text:
-    """A labelled text: wrapped on a terminal, one line elsewhere."""
     head, text = f"{label:>{_LABEL}}  ", plain(text)
     if out.is_terminal:
         indent = " " * len(head)
@@ -110,7 +108,6 @@ def _block_line(out: Console, label: str, text: str, style: str) -> Text:
 
 
 def _print_memory(out: Console, report: Report, ledger: Ledger) -> None:
-    """Print the ledger as a table, then explain its rows."""
     what = "each GPU" if report.machine and report.machine.gpu else "the machine"
     left = f"{ledger.margin_gib:.1f} of {ledger.capacity_gib:.1f}"
     out.print(f"memory of {what}, GiB: {left} left in the worst phase", soft_wrap=True)

@@ -58,7 +58,6 @@ STAGES = (
     "compare_rollouts",
 )
 STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "flow-test", "evolve")
-"""The names that `drzero preflight` takes."""
 
 # Errors whose message is written for users.
 _FOR_THE_USER = (UserError, FileNotFoundError, OmegaConfBaseException)

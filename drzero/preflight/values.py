@@ -33,11 +33,9 @@ _ACTOR, _ROLLOUT, _MODEL, _REF = (
 _DATACLASSES = ("actor_rollout_ref", "algorithm")
 """The nodes that veRL turns into dataclasses."""
 PRECISIONS = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
-"""The names of veRL's PrecisionType."""
 LOGGERS = tuple(
     "clearml console file mlflow rl_insight swanlab tensorboard trackio vemlp_wandb wandb".split()  # noqa: SIM905
 )
-"""The loggers of veRL's Tracking."""
 NUMBERS = (
     _rule("trainer.total_training_steps", int, low=1),
     _rule("data.train_batch_size", int, low=1),
@@ -72,7 +70,6 @@ RULES = (
         for name in ("dtype", "model_dtype", *(f"mixed_precision.{of}_dtype" for of in ("param", "reduce")))
     ),
 )
-"""All of veRL's keys that are checked here."""
 
 
 def has_valid_numbers(ctx: CheckContext) -> bool:
@@ -120,7 +117,6 @@ def _judge(rule: Key, value: Any) -> Iterator[Finding]:
 
 
 def _kinds(config: DictConfig) -> Iterator[Finding]:
-    """Values must have the type that veRL's dataclass declares, which veRL does not check."""
     ruled = {rule.name for rule in RULES}
     for place, node, cls in _dataclass_nodes(config):
         for name, hint in get_type_hints(cls).items():

@@ -13,7 +13,6 @@ from verl_ext.sglang.compat import refusal
 from verl_ext.sglang.cpu import refusal_on_cpu
 
 _ON_GPU = {name: pinned(name, gpu=True) for name in ("verl", "torch", "sglang", "transformers", "flash-attn")}
-"""Versions pinned together for SGLang."""
 _SOURCE = (
     "constraints-gpu.txt: veRL's own GPU pins; SGLang pins transformers 5.6.0, which veRL refuses: override "
     "that pin"
@@ -65,7 +64,6 @@ def check_versions(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _attention(ctx: CheckContext) -> Iterator[Finding]:
-    """flash-attn must be installed if the actor uses it, as veRL does by default."""
     model = ctx.config.actor_rollout_ref.model
     chosen = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
     if chosen != "flash_attention_2":
@@ -89,7 +87,6 @@ def _attention(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _sglang(key: str) -> Iterator[Finding]:
-    """SGLang must be installed in the pinned version. `key` asked for it."""
     if installed("sglang") is None:
         why = "this profile needs SGLang, which is not installed (see 'GPUs' in the README)"
         yield error(key, why, f"install sglang=={_ON_GPU['sglang']}, or use hardware=cpu")

@@ -32,7 +32,6 @@ from environments.registry import canonical
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 WITH_ENVIRONMENT = ("train", "evaluate", "agent_bench")
-"""The stages that run in any environment."""
 RESOLVED = "resolved"
 """Name of the resolved config in a run's folder."""
 CPUS_A_GPU = 3
@@ -186,7 +185,6 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def _refuse_own_service(config: DictConfig, stage: str, overrides: Sequence[str]) -> None:
-    """Refuse settings of a local retrieval service next to `retrieval.url`."""
     if (url := OmegaConf.select(config, "retrieval.url")) is None:
         return
     if stage == "serve_search":

@@ -50,7 +50,6 @@ COLUMNS = {
 }
 """The columns of the summary's table and the live view, by method."""
 PARTS = "drzero/reward/part/"
-"""The prefix for parts of an environment's reward."""
 
 
 def columns_of(method: str, steps: Steps) -> dict[str, str]:

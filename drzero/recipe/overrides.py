@@ -119,7 +119,6 @@ def check_overrides(
 
 
 def _apply(override: Override, config: DictConfig) -> None:
-    """Apply one override as Hydra does."""
     key, is_new = override.key_or_group, override.is_add() or override.is_force_add()
     try:
         if override.is_delete():
@@ -172,7 +171,6 @@ def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
 
 
 def _by_new_name(override: str) -> str:
-    """The override, by the new name of a key that was renamed in this release."""
     old = key_of(override)
     if old not in verl.OLD_KEYS:
         return override
@@ -205,7 +203,6 @@ def _model_by_name(override: str) -> list[str]:
 
 @cache
 def _options_by_model() -> dict[str, str]:
-    """The options of the group model/ by their base_model."""
     files = sorted((Path(__file__).resolve().parents[2] / "config" / "model").glob("*.yaml"))
     return {yaml.safe_load(file.read_text(encoding="utf-8"))["base_model"]: file.stem for file in files}
 
@@ -260,7 +257,6 @@ def check_settings(config: DictConfig, schema: Schema) -> None:
 
 @contextmanager
 def _blaming(line: str | None) -> Iterator[None]:
-    """Blame an OverrideError of the body on this override."""
     try:
         yield
     except OverrideError as refused:
@@ -268,7 +264,6 @@ def _blaming(line: str | None) -> Iterator[None]:
 
 
 def _parse(text: str) -> Override:
-    """Parse one override by Hydra's grammar."""
     try:
         override = OverridesParser.create().parse_override(text)
     except (HydraException, ValueError, RecursionError) as error:
@@ -470,7 +465,6 @@ def _is_interpolation(value: Any) -> bool:
 
 
 def _check_mapping(override: Override, found: Tree, groups: _Groups) -> None:
-    """Refuse a plain value for a mapping. null (which switches a part off) and interpolations may stand."""
     key, value = override.key_or_group, override.value()
     if value is None or isinstance(value, dict) or str(value).startswith("${"):
         return
@@ -522,7 +516,6 @@ def _plain(node: Any) -> Any:
 
 
 def _find(config: Tree, key: str) -> Any:
-    """The value at the dotted `key`, or `_ABSENT`."""
     node: Any = config
     for part in key.split("."):
         if isinstance(node, list):
@@ -542,7 +535,6 @@ def leaf_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _dotted_keys(node: Tree, prefix: str = "") -> Iterator[str]:
-    """Yield every dotted key of a config, mappings included."""
     for name, inner in node.items():
         yield prefix + name
         if isinstance(inner, dict):

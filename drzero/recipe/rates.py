@@ -43,9 +43,7 @@ GPUS = {
 GPUS |= {"A100": GPUS["A100-40GB"], "A10G": GPUS["A10"], "H100!": GPUS["H100"], "B200+": GPUS["B200"]}
 
 CORE_USD_PER_HOUR = 0.0472
-"""A physical core."""
 GIB_USD_PER_HOUR = 0.0080
-"""A GiB of host memory."""
 
 
 BROAD_REGION, NARROW_REGION = 1.5, 1.75

@@ -12,7 +12,6 @@ from rich.table import Table
 from drzero.ops.console import leave_stdout
 
 _PIPE_WIDTH = 118
-"""Columns without a terminal."""
 _UNBOUNDED = 10_000
 
 

@@ -33,7 +33,6 @@ SERVING = ("challenger", "synthesize", "evaluate", "preview")
 
 TORCH_DEVICE = (r"cpu|cuda(:\d+)?|mps", "cpu, cuda, cuda:N or mps")
 FLOATS = ("bfloat16", "float16", "float32")
-"""Precisions of both engines and of SGLang's server."""
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", dict: "a mapping"}
 # Hydra reads an unquoted 7 as a number.

@@ -33,7 +33,6 @@ OWN: dict[str, type | None] = {
     "compare_rollouts": stages.CompareRollouts,
     "evolve": stages.Evolve,
 }
-"""Each stage's settings on top of the common ones."""
 STAGES = tuple(OWN)
 """The files of config/ that commands compose."""
 WITH_VERL = ("challenger", "solver", "train", "flow_test")

@@ -11,7 +11,6 @@ from drzero.recipe.settings.watch import Collapse, Flow, FlowTest, Watchdog
 from environments.call import FORMS
 
 _PREVIOUS_SOLVER = "${previous_solver:${paths.checkpoints},${iteration},${base_model}}"
-"""The last iteration's export, or the base model in the first."""
 
 
 @dataclass
