@@ -240,7 +240,7 @@ def resolve(config: DictConfig) -> DictConfig:
     Raises OmegaConf's error for an interpolation that fails.
     """
     resolved = DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
-    if "ray_kwargs" in resolved:
+    if "agent_loops" in resolved:  # only stages with a trainer compose veRL's part
         ray = resolved.ray_kwargs.ray_init
         # "local" starts a Ray of the run's own, even if RAY_ADDRESS is set.
         ray.address = ray.address or resolved.machine.ray_address or "local"

@@ -187,7 +187,7 @@ def test_what_an_environment_does_wrong_is_one_line_before_a_start(
     ("wrong", "said"),
     [
         ("given", "saying nothing solves the task"),
-        ("same", "64 of 64 rows of the split eval are rows of"),
+        ("same", "64 of 64 rows of the split eval are also in the split train"),
         ("one long", "the first messages of 1 of 32 rows are longer"),
     ],
 )
