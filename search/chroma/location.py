@@ -110,10 +110,7 @@ class ChromaPlace:
 
 @contextmanager
 def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[ClientAPI]:
-    """Open a Chroma and close it afterwards. `create` makes a missing folder, and gives a server more time.
-
-    Raises StoreNotReady if it is missing, damaged or lost while open, StoreError if it is unusable.
-    """
+    """Open a Chroma and close it afterwards, with `create` for writing. Raises StoreError, StoreNotReady."""
     place = ChromaPlace.parse(place)
     folder = place.folder
     if folder and (folder / DATABASE_FILE).is_file():

@@ -94,10 +94,7 @@ class FaissFiles:
 
 
 def find_files(path: Path | str, corpus: Path | str | None = None) -> FaissFiles:
-    """Return the files of the index at `path`. `corpus` defaults to the one .jsonl next to it.
-
-    Raises StoreNotReady if either is missing, StoreError if it cannot be an index.
-    """
+    """Return the files of the index at `path`. Raises StoreNotReady if one is missing, or StoreError."""
     path = Path(path)
     if back_end_of(path) == "chroma":
         raise StoreError(f"{path} is a Chroma folder, not a FAISS index: set index=chroma chroma.path={path}")

@@ -50,11 +50,7 @@ _COSINE = {
 
 @dataclass(frozen=True)
 class FaissIndex:
-    """The location of a FAISS index, and its search parameters: HNSW's candidates, IVF's lists.
-
-    `corpus` defaults to the one JSONL next to it. `lines_folder` is for line offsets if that folder is
-    read-only. `device` is cpu, cuda or cuda:N.
-    """
+    """The location of a FAISS index, and its search parameters. `device` is cpu, cuda or cuda:N."""
 
     setting: ClassVar[str] = "faiss.path"
     path: Path | str

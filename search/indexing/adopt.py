@@ -30,11 +30,7 @@ def is_foreign(metadata: Mapping[str, Any] | None) -> bool:
 def adopt(
     chroma_path: ChromaPlace | Path | str, collection: str, spec: EmbedderSpec
 ) -> CollectionInfo | None:
-    """Make a collection of another tool one of ours, with its documents as chunks. None if it is ours
-    already.
-
-    Raises StoreError, and writes nothing, if a record lacks text, or a sample has another embedder's vectors.
-    """
+    """Make another tool's collection ours, None if it is ours already. Raises StoreError, writing nothing."""
     place = ChromaPlace.parse(chroma_path)
     with connect(place) as client:
         if not is_foreign(get_collection(client, place, collection).metadata):

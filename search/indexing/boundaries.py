@@ -66,10 +66,7 @@ class Boundaries:
                     self._whole.append(Span(start, end))
 
     def cut(self, start: int, most: int, fits: Callable[[Span], bool]) -> Cut:
-        """Return the best place in (`start`, `most`] to end the part that begins at `start`.
-
-        A fence or table that starts here and `fits` ends the part, even beyond `most`, which is an estimate.
-        """
+        """Return the best end in (`start`, `most`] of a part, or beyond it the end of a fence that `fits`."""
         torn = self._around(most)
         if torn is not None and torn.start >= start and fits(torn):
             if torn.start == start:

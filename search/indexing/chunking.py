@@ -15,8 +15,7 @@ from tokenizers import Tokenizer
 
 from search.embedders import Embedder
 from search.indexing.boundaries import LINE_END, Boundaries, Cut, Span
-from search.sources.document import Document
-from search.sources.faults import CorpusError
+from search.sources.document import CorpusError, Document
 from search.stored_index import passage_text
 
 # If you change how texts are split, raise `search.stored_index.SCHEMA_VERSION`.
@@ -38,10 +37,7 @@ def document_of(chunk_id: str) -> str:
 
 @dataclass(frozen=True)
 class Chunking:
-    """How to split documents. A chunk has at most `tokens`, prefix and title included, and repeats `overlap`.
-
-    A challenger prompt shows about 256 tokens of a document, and a vector of more text is vague.
-    """
+    """How to split documents: at most `tokens` a chunk, prefix and title included, `overlap` repeated."""
 
     tokens: int = 256
     overlap: int = 32

@@ -19,8 +19,7 @@ from tqdm import tqdm
 
 from search.indexing.chunking import Chunk
 from search.sources.corpus import Corpus, Reading
-from search.sources.document import Document
-from search.sources.faults import CorpusError, Fault
+from search.sources.document import CorpusError, Document, Fault
 from search.sources.files import KINDS
 from search.stored_index import passage_text
 
@@ -87,10 +86,7 @@ class JournalRow:
 
 @dataclass(frozen=True)
 class Survey:
-    """A corpus that was read once. `version` is the sum of the documents' hashes, so order does not matter.
-
-    `duplicates` have an earlier document's title and text, up to white space. `examples` pairs some with it.
-    """
+    """A corpus that was read once. `version` ignores the order, `duplicates` ignore white space."""
 
     version: str
     documents: int

@@ -11,28 +11,19 @@ from dataclasses import dataclass
 from search.chroma.store import HNSW
 
 FACTOR = 1.5  # How far a real index may be off, depending on its texts and ids
-LINKS = 8 * HNSW["max_neighbors"] + 4
-"""Bytes of a vector's links on the first level: twice `max_neighbors` numbers of 4 bytes, and their count."""
+LINKS = 8 * HNSW["max_neighbors"] + 4  # Bytes of a vector's links on the first level, and their count
 ABOVE = 4 + (4 * HNSW["max_neighbors"] + 4) / (HNSW["max_neighbors"] - 1)
 """Bytes of its links above: a block per level, and one vector in `max_neighbors` reaches the next."""
 LABEL = 8 + 4  # Bytes of its label, and of its length
 ID = 68  # Bytes of an id in `index_metadata.pickle`, for ids of 24 characters
 RECORD = 300  # Bytes of a record in Chroma's database besides its text: metadata and their indices
-TEXT_IN_CHROMA = 9
-"""Bytes in Chroma's database per byte of text: three copies, and an index of trigrams. Measured on this
-project's docs: 3.6 KB for 400 characters, 12 KB for 1,200.
-"""
-SERVED = 750
-"""Bytes of memory per served vector besides its numbers: links, and its id in two tables. With 10,000 to
-40,000 vectors of 64 numbers and ids of 24 characters, it was 960 bytes with the numbers.
-"""
+TEXT_IN_CHROMA = 9  # Bytes per byte of text: three copies, and an index of trigrams. Measured on our docs.
+SERVED = 750  # Bytes of memory per vector besides its numbers: links, and its id in two tables. Measured.
 BUILT = 1400  # The same while building: the process grew by 1,900 bytes a vector
 GROWTH = 2  # Copies of a vector in memory while building: the graph doubles by copying
-JOURNAL_RECORD = 450
-"""Bytes per chunk in the journal besides text and vector: ids and digests in three tables, and indices."""
+JOURNAL_RECORD = 450  # Bytes per chunk in the journal besides text and vector: ids, digests, indices
 TOKEN_BYTES = 4  # Bytes of English prose per embedder token. Code and other languages have fewer.
-GRAPH_S = 0.76e-3
-"""Seconds to insert a vector of 384 numbers into a graph of 100,000 on two cores (bench/README.md)."""
+GRAPH_S = 0.76e-3  # Seconds to insert a vector into the graph below, on two cores (bench/README.md)
 GRAPH_VECTORS, GRAPH_DIMENSION = 100_000, 384
 
 
@@ -137,11 +128,9 @@ KINDS = ("flat", "hnsw", "ivfpq")
 FAISS_LINKS, CONSTRUCTION = 32, 200
 CODES = 256  # Values of a byte of a PQ code, each with its own centroid
 LEAST_POINTS = 39  # Sample vectors per centroid that FAISS asks for
-_LISTS = 4
-"""IVF lists per square root of the vectors. FAISS recommends 4 to 16, and few need the smallest sample."""
+_LISTS = 4  # IVF lists per square root of the vectors. FAISS recommends 4 to 16.
 _SAMPLE = 50  # Sample vectors per list
-_CODE_NUMBERS = 4
-"""Numbers per byte of PQ code: a sixteenth of the memory. FAISS suggests 2 to 4 without re-ranking."""
+_CODE_NUMBERS = 4  # Numbers per byte of PQ code: a sixteenth of the memory
 _LINKED = 4 * 2 * FAISS_LINKS + 4 + 8 + 4 * FAISS_LINKS / (FAISS_LINKS - 1)
 """Bytes of a vector's links: 272, as in files of 10,000 and 20,000 vectors."""
 _ID = 8

@@ -31,11 +31,7 @@ _FOLDABLE = re.compile(r"[ -Z\\-~\t\n\r]*")
 
 
 def fold(query: str) -> str:
-    """Return a plain-ASCII query in lower case with single spaces, any other unchanged.
-
-    Use it only if the model's tokenizer gives both the same tokens
-    (`search.serving.encoder_worker.tokenizer_folds`). Beyond ASCII, case and width have too many exceptions.
-    """
+    """Return a plain-ASCII query in lower case with single spaces, any other unchanged."""
     return " ".join(query.lower().split()) if _FOLDABLE.fullmatch(query) else query
 
 
@@ -101,10 +97,7 @@ class ServiceLimits:
 
 
 class Retrieval:
-    """Answers queries from one index, in one event loop. `folds`: the model allows `fold`.
-
-    Raises Unavailable if a retry may help, anything else if the model or the index fails on a query.
-    """
+    """Answers queries from one index, in one event loop. Raises Unavailable if a retry may help."""
 
     def __init__(
         self,

@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import collection_names, iter_documents
-from search.sources.document import Document, Fields, Origin
-from search.sources.faults import CorpusError, Fault, Faults
+from search.sources.document import CorpusError, Document, Fault, Faults, Fields, Origin
 from search.sources.files import KINDS, RECORDS, UTF8, Encoding, SourceFile, files_of, is_glob
 from search.sources.hub import fetch_data_set, is_data_set
 from search.sources.records import READERS, Bad
@@ -79,11 +78,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The documents of a source: a file, folder or glob of `files.KINDS`, a hub data set, or a Chroma.
-
-    `collection` is for a Chroma with several, `fields` names a record's text, title and id. With `on_bad` at
-    `stop` faults refuse the corpus, with `skip` they are left out.
-    """
+    """The documents of a source. Faults refuse the corpus if `on_bad` is `stop`, else they are left out."""
 
     source: Path | str
     collection: str | None = None

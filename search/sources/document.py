@@ -1,13 +1,18 @@
-"""One document of a corpus, and which fields of a record are its text, title and id.
+"""One document of a corpus, which fields of a record are its text, title and id, and a corpus's faults.
 
 Fields(text="definition", title="headword").document({"headword": "bit", "definition": "…"}, origin)
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from drzero.ops.errors import UserError
+
+SHOWN_PLACES = 5  # Lines of a file named for one kind of fault
+SHOWN = 200  # Kinds of faults listed. A source with more is no corpus.
 
 
 class Origin(NamedTuple):
@@ -112,3 +117,63 @@ def _check_encodable(text: str) -> None:
             byte = f"byte {code - 0xDC00:#x}"
             raise ValueError(f"not UTF-8 ({byte}), as the rest of its file is: convert it") from None
         raise ValueError(f"half a character (\\u{code:x}), which no store can hold") from None
+
+
+# --- all faults of a source in one list, with similar faults of a file on one line ---
+
+
+class CorpusError(UserError):
+    """A corpus that cannot be indexed: the files, the lines or rows, and the faults there."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A record or file that cannot be used. `why` also says what to do, unless that is obvious."""
+
+    origin: Origin
+    why: str
+
+
+@dataclass
+class Faults:
+    """The faults of one pass over a source, by file and kind. Memory is bounded by their kinds."""
+
+    total: int = 0
+    _groups: dict[tuple[str, str, str], list[int]] = field(default_factory=dict)  # count, then places
+
+    def add(self, fault: Fault) -> None:
+        """Add one."""
+        self.total += 1
+        origin = fault.origin
+        group = self._groups.setdefault((origin.file, origin.unit, fault.why), [0])
+        group[0] += 1
+        if len(group) <= SHOWN_PLACES:
+            group.append(origin.number)
+
+    def __bool__(self) -> bool:
+        return self.total > 0
+
+    def lines(self) -> Iterator[str]:
+        """Yield a line per kind of fault and file, in reading order."""
+        for place, (file, unit, why) in enumerate(self._groups):
+            if place == SHOWN:
+                yield f"… and {len(self._groups) - SHOWN} more kinds of faults"
+                return
+            count, *numbers = self._groups[file, unit, why]
+            more = [f"{count - len(numbers):,} more"] if count > len(numbers) else []
+            *first, last = [*map(str, numbers), *more]
+            named = f"{', '.join(first)} and {last}" if first else last
+            yield f"{file} {unit}{'s' * (count > 1)} {named}: {why}" if unit else f"{file}: {why}"
+
+    def message(self, source: object) -> str:
+        """The error for a source with these faults."""
+        lines = list(self.lines())
+        advice = "Nothing was indexed. Correct this, or leave out what is faulty with on_bad=skip"
+        if len(lines) == 1:
+            return f"{lines[0]}. {advice}"
+        listed = "\n".join(f"  {line}" for line in lines)
+        return f"{source} has {self.total:,} faults:\n{listed}\n{advice.replace('this', 'them')}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For a report."""
+        return {"total": self.total, "list": list(self.lines())}

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from drzero.ops.hub import hub_fault
-from search.sources.faults import CorpusError
+from search.sources.document import CorpusError
 from search.sources.files import COMPRESSED, RECORDS, TEXTS
 
 _URL = re.compile(r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?(/(?P<path>.+))?")

@@ -25,8 +25,7 @@ from search.indexing.chunking import Chunking
 from search.indexing.journal import IndexJournal, Survey
 from search.indexing.shards import build_index
 from search.sources.corpus import Corpus
-from search.sources.document import Document
-from search.sources.faults import CorpusError
+from search.sources.document import CorpusError, Document
 from search.stored_index import DATABASE_FILE, CollectionInfo
 
 SPEC = EmbedderSpec("packaged-minilm", "cpu")

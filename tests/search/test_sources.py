@@ -27,8 +27,7 @@ from search.embedders import EmbedderSpec
 from search.indexing.journal import IndexJournal, Survey
 from search.indexing.shards import build_index
 from search.sources.corpus import Corpus, Reading
-from search.sources.document import Document, Fields
-from search.sources.faults import CorpusError
+from search.sources.document import CorpusError, Document, Fields
 
 
 def read(source: Path | str, **settings: Any) -> list[Document]:
