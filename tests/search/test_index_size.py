@@ -52,7 +52,8 @@ def texts() -> list[str]:
     """Texts of this project's docs, of 400 characters."""
     pages = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
     words = " ".join(" ".join(page.read_text() for page in pages).split())
-    return [words[start : start + 400] for start in range(0, 120 * CHUNKS, 120)]
+    step = (len(words) - 400) // CHUNKS
+    return [words[start : start + 400] for start in range(0, step * CHUNKS, step)]
 
 
 def test_a_real_index_and_its_journal_are_as_large_as_is_said(tmp_path: Path) -> None:
