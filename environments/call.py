@@ -26,7 +26,6 @@ class Call:
 
     raw: str
     name: str | None = None
-    """The tool, if the call names one."""
     arguments: Mapping[str, Any] | None = None
     """By name, or None if they are no JSON object."""
     error: str | None = None

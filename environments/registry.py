@@ -47,38 +47,31 @@ class Found:
     name: str
     """As in reports, run names and rows."""
     source: str
-    """For messages."""
     module: Callable[[], ModuleType]
     member: str = "load"
-    """The function to call."""
     inner: str | None = None
-    """The name within a family."""
 
     def load(self, **options: Any) -> Taskset:
         """Its taskset. Raises EnvironmentUnusable with one line for anything that goes wrong."""
+        what = f"the environment {self.name!r} ({self.source})"
         try:
             module = self.module()
             load = getattr(module, self.member, None)
             if load is None:
                 raise EnvironmentUnusable(
-                    f"the environment {self.name!r} ({self.source}) has no function {self.member}(): "
-                    "it returns the taskset (docs/environments.md)"
+                    f"{what} has no function {self.member}(): it returns the taskset (docs/environments.md)"
                 )
             taskset = load(**options) if self.inner is None else load(self.inner, **options)
         except EnvironmentUnusable:
             raise
         # The environment's code and libraries may raise anything.
         except Exception as error:
-            raise EnvironmentUnusable(
-                f"the environment {self.name!r} ({self.source}) cannot be loaded: {one_line(error)}"
-            ) from error
+            raise EnvironmentUnusable(f"{what} cannot be loaded: {one_line(error)}") from error
         if not isinstance(taskset, Taskset):
-            raise EnvironmentUnusable(
-                f"the environment {self.name!r} ({self.source}): {self.member}() gave a "
-                f"{type(taskset).__name__}, not a Taskset (docs/environments.md)"
-            )
+            gave = f"{self.member}() gave a {type(taskset).__name__}, not a Taskset (docs/environments.md)"
+            raise EnvironmentUnusable(f"{what}: {gave}")
         if wrong := _limits_fault(taskset):
-            raise EnvironmentUnusable(f"the environment {self.name!r} ({self.source}): {wrong}")
+            raise EnvironmentUnusable(f"{what}: {wrong}")
         taskset.name = self.name
         return taskset
 
@@ -100,10 +93,7 @@ def canonical(name: str) -> str:
 
 
 def find(name: str, folder: str | Path | None = None) -> Found:
-    """The environment of this name. `folder` has the user's own.
-
-    Raises EnvironmentUnusable with the known names.
-    """
+    """The environment of this name, also in the user's `folder`. Raises EnvironmentUnusable."""
     wanted = canonical(name)
     family, colon, inner = wanted.partition(":")
     if colon:

@@ -98,10 +98,7 @@ def _read(volume: modal.Volume, path: str) -> bytes | None:
 
 
 def upload(volume: modal.Volume, source: Path, target: str) -> tuple[int, int]:
-    """Send a file or folder. Returns the numbers of files sent and already present.
-
-    Raises LaunchError if the source is missing or empty.
-    """
+    """Send a file or folder. Returns how many files were sent and were already present."""
     if source.is_file():
         files = [(source, f"{target}{source.name}" if target.endswith("/") else target)]
     else:

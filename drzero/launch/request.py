@@ -181,10 +181,7 @@ class _Launch:
 
     @property
     def scores_model(self) -> bool:
-        """Whether it evaluates the named model itself, not an iteration's solver.
-
-        In an environment the model need not be named.
-        """
+        """Whether it evaluates the named or the environment's model, not an iteration's solver."""
         named = self.words.model is not None or self.plays
         elsewhere = self.named("iteration", "solver.model_path", "endpoint") is not None
         return self.stage == "evaluate" and named and self._iteration is None and not elsewhere

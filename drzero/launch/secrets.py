@@ -23,10 +23,7 @@ def client_environment(root: Path) -> dict[str, str]:
 
 
 def dotenv_secret(root: Path) -> modal.Secret:
-    """The checkout's `.env`, or an empty secret.
-
-    A container imports the same file without a `.env`, and must define as many secrets.
-    """
+    """The checkout's `.env`, or an empty secret: a container must define as many secrets."""
     return modal.Secret.from_dotenv(root) if (root / ".env").is_file() else modal.Secret.from_dict({})
 
 

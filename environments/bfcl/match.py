@@ -53,10 +53,7 @@ def calls_fault(
     answers: Sequence[Answer],
     language: Language = "Python",
 ) -> str | None:
-    """Why the calls do not match the answers, or None.
-
-    As in the package, each answer takes the first remaining call that matches it.
-    """
+    """Why the calls do not match the answers, or None. Each answer takes the first call that fits."""
     if len(calls) != len(answers):
         return f"{len(calls)} calls, not {len(answers)}"
     by_name = {document["name"]: document for document in documents}

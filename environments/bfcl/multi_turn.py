@@ -157,9 +157,6 @@ class MultiTurnEpisode(Episode):
 
 
 def load(categories: Sequence[str] | None = None, file: str | None = None) -> MultiTurn:
-    """The taskset of BFCL's `categories`, by default all, or of the user's `file`.
-
-    Raises MissingPackage without bfcl-eval, which has the tools.
-    """
+    """The taskset of BFCL's `categories` or the user's `file`. Raises MissingPackage."""
     package_folder()
     return MultiTurn(categories, file)

@@ -159,10 +159,7 @@ class SingleTurnEpisode(Episode):
 
 
 def load(categories: Sequence[str] | None = None, file: str | None = None) -> SingleTurn:
-    """The taskset of BFCL's `categories`, by default all, or of the user's `file`.
-
-    Raises MissingPackage if it needs bfcl-eval.
-    """
+    """The taskset of BFCL's `categories` or the user's `file`. Raises MissingPackage if needed."""
     if file is None:
         package_folder()
     return SingleTurn(categories, file)

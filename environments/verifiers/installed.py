@@ -43,10 +43,7 @@ def library() -> Any:
 
 
 def taskset_module(name: str) -> ModuleType:
-    """The module for `gsm8k`, `vf-gsm8k` or `owner/gsm8k@1.0`, which may also be `gsm8k_v1`.
-
-    Raises EnvironmentUnusable for any other name.
-    """
+    """The module for `gsm8k`, `vf-gsm8k` or `owner/gsm8k@1.0`. Raises EnvironmentUnusable."""
     library()
     plain = name.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_").lower()
     spellings = dict.fromkeys([plain, plain.removeprefix("vf_")])

@@ -45,8 +45,7 @@ class VerifiersTaskset(Taskset):
         evaluation: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> None:
-        """`solved_at` is the least reward of a solved task. `config` has the fields of the taskset's
-        config."""
+        """`solved_at` is the least reward of a solved task. `config` has the taskset's own fields."""
         self.name = f"verifiers:{name}"
         if not isinstance(solved_at, int | float):
             raise EnvironmentUnusable(f"{self.name}: solved_at is a reward, a number, not {solved_at!r}")
