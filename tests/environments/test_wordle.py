@@ -45,6 +45,24 @@ def test_colours_of_repeated_letters(guess: str, secret: str, seen: str) -> None
 
 
 @given(WORD, WORD)
+def test_green_is_where_both_words_have_the_letter_and_nowhere_else(guess: str, secret: str) -> None:
+    seen = colours(guess, secret)
+    assert [colour == GREEN for colour in seen] == [a == b for a, b in zip(guess, secret, strict=True)]
+
+
+@given(WORD, WORD)
+def test_of_letters_out_of_place_the_first_ones_are_yellow(guess: str, secret: str) -> None:
+    seen = colours(guess, secret)
+    for letter in set(guess):
+        out_of_place = [c for a, c in zip(guess, seen, strict=True) if a == letter and c != GREEN]
+        assert out_of_place == sorted(out_of_place, reverse=True)  # Y before X
+
+
+def test_a_game_cut_short_before_its_first_turn_has_no_reward() -> None:
+    assert Game("crane", 6).score().reward == 0
+
+
+@given(WORD, WORD)
 def test_a_letter_is_coloured_as_often_as_both_words_have_it(guess: str, secret: str) -> None:
     seen = colours(guess, secret)
     coloured = Counter(letter for letter, colour in zip(guess, seen, strict=True) if colour != GREY)
