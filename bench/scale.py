@@ -26,8 +26,8 @@ from drzero.preflight.machine import declared_machine
 from drzero.preflight.memory import stage_ledger
 from drzero.preflight.model_shape import ModelShape
 from drzero.recipe.compose import compose_stage, resolve
+from drzero.recipe.gpu_prices import GPUS
 from drzero.recipe.metrics import read_metrics
-from drzero.recipe.rates import GPUS
 from search.indexing.size import TOKEN_BYTES, IndexSize
 
 PAGE = Path(__file__).parent.parent / "docs" / "scale.md"

@@ -28,7 +28,7 @@ from drzero.preflight.memory_ledger import GIB, rollout_server, solver_server, t
 from drzero.preflight.model_shape import KNOWN, ModelShape, config_of
 from drzero.preflight.sglang_memory import captured, kept_gib, outside_gib
 from drzero.recipe.compose import CONFIG_DIR, compose_plain, resolve
-from drzero.recipe.rates import GPUS
+from drzero.recipe.gpu_prices import GPUS
 from verl_ext.sglang.cpu import environment, refusal_on_cpu
 
 ALLOWED = 0.01

@@ -5,7 +5,7 @@
     compute.overrides()         # for the stage: compute=8xh100 compute.type=H200 …
 
 Modal and the stage's config get the same numbers, so preflight checks the requested machine. Every GPU with
-a price in drzero/recipe/rates.py is allowed if the image supports it.
+a price in drzero/recipe/gpu_prices.py is allowed if the image supports it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import yaml
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.pins import NEWER_CUDA, SGLANG_IMAGE
 from drzero.ops.text import did_you_mean
-from drzero.recipe.rates import GPUS, usd_per_hour
+from drzero.recipe.gpu_prices import GPUS, usd_per_hour
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 MODAL_LIMIT_S = 86400  # of one call
@@ -155,7 +155,7 @@ def _known_type(name: str) -> str:
     if name.lower() not in by_name:
         raise LaunchError(
             f"unknown GPU type {name!r}{did_you_mean(name.upper(), GPUS)}. Types: {', '.join(GPUS)}; "
-            "or add it to drzero/recipe/rates.py"
+            "or add it to drzero/recipe/gpu_prices.py"
         )
     return by_name[name.lower()]
 

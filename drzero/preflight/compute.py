@@ -79,7 +79,7 @@ def _gpus_here(ctx: CheckContext, wanted: int) -> Iterator[Finding]:
             "machine.gpu" if ctx.machine.is_local else "compute.type",
             f"GPU {smallest.index} of this machine has {smallest.total_mb / 1024:.1f} GiB, not the "
             f"{gpu.memory_gib:g} that the memory ledger assumes",
-            "set the GPU of this machine (drzero/recipe/rates.py has the names)",
+            "set the GPU of this machine (drzero/recipe/gpu_prices.py has the names)",
         )
     taken = [one for one in found if one.used_mb > 1500]  # a driver or a desktop takes less
     if taken:

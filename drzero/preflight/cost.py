@@ -30,8 +30,8 @@ from drzero.preflight.context import CheckContext
 from drzero.preflight.inputs import question_fields
 from drzero.preflight.model_shape import ModelShape
 from drzero.recipe.errors import CheckError
+from drzero.recipe.gpu_prices import RATES_DATE
 from drzero.recipe.metrics import read_metrics
-from drzero.recipe.rates import RATES_DATE
 from drzero.recipe.settings.schema import pace_keys
 from verl_ext.checkpoints import saved_step
 

@@ -8,7 +8,7 @@ from drzero.ops.resources.cgroup import memory_limit
 from drzero.ops.resources.gpu import gpus_here
 from drzero.ops.text import did_you_mean
 from drzero.preflight.finding import refusal
-from drzero.recipe.rates import GPUS, GpuType, usd_per_hour
+from drzero.recipe.gpu_prices import GPUS, GpuType, usd_per_hour
 
 
 @dataclass(frozen=True)
@@ -61,4 +61,4 @@ def known_gpu(key: str, name: str | None) -> GpuType | None:
         if known.lower() == str(name).lower():
             return gpu
     why = f"no GPU {name!r} is known{did_you_mean(str(name).upper(), GPUS)}"
-    raise refusal(key, why, f"choose one of {', '.join(GPUS)}, or add it to drzero/recipe/rates.py")
+    raise refusal(key, why, f"choose one of {', '.join(GPUS)}, or add it to drzero/recipe/gpu_prices.py")

@@ -13,7 +13,7 @@ from drzero.ops.notices import plain
 from drzero.preflight.finding import Finding, Severity
 from drzero.preflight.memory_ledger import Ledger, about
 from drzero.preflight.run import Report
-from drzero.recipe.rates import RATES_DATE
+from drzero.recipe.gpu_prices import RATES_DATE
 from drzero.recipe.tables import console, new_table
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}

@@ -10,7 +10,7 @@ from drzero.launch.compute import compute_names, for_gpus, load_compute
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.pins import NEWER_CUDA
 from drzero.recipe.compose import compose_stage
-from drzero.recipe.rates import GPUS
+from drzero.recipe.gpu_prices import GPUS
 
 FITTING = sorted(GPUS.keys() - NEWER_CUDA)
 ASKED = ("8xh100", "4xa100-80gb", "2xa10g", "single_h100", "a100-40gb", "a10g", "t4", "cpu")

@@ -12,7 +12,7 @@ from drzero.launch.errors import LaunchError
 from drzero.preflight.model_shape import ModelShape, config_of
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import CONFIG_DIR
-from drzero.recipe.rates import GPUS
+from drzero.recipe.gpu_prices import GPUS
 
 MACHINES = sorted(
     ("t4", "a10g", "a100-40gb", "single_h100", "4xa100-80gb", "8xh100"),

@@ -39,7 +39,7 @@ def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_
         "drzero.ops.files",
         "drzero.ops.text",
         "drzero.ops.versions",
-        "drzero.recipe.rates",
+        "drzero.recipe.gpu_prices",
         "drzero.recipe.settings",
         *settings - {"drzero.recipe.settings.register"},
     }

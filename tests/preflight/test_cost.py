@@ -14,7 +14,7 @@ from drzero.preflight.cost import Estimate, estimate
 from drzero.preflight.finding import Finding
 from drzero.preflight.machine import declared_machine, known_gpu
 from drzero.recipe.compose import compose_plain, resolve
-from drzero.recipe.rates import GPUS, usd_per_hour
+from drzero.recipe.gpu_prices import GPUS, usd_per_hour
 
 
 @pytest.fixture(scope="module")

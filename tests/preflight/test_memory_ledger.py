@@ -35,7 +35,7 @@ from drzero.preflight.model_shape import FAMILIES as COUNTED
 from drzero.preflight.model_shape import KNOWN, ModelShape, load_shape, shape_of
 from drzero.preflight.sglang_memory import CONTEXT_GIB, captured, kept_gib, outside_gib
 from drzero.recipe.compose import compose_plain, resolve
-from drzero.recipe.rates import GPUS
+from drzero.recipe.gpu_prices import GPUS
 
 FAMILIES = {
     "llama": LlamaConfig,

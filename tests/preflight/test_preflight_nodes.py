@@ -19,7 +19,7 @@ from drzero.preflight.memory_ledger import host_ledger, training_ledger
 from drzero.preflight.model_shape import KNOWN
 from drzero.preflight.nodes import judge_nodes, judge_size
 from drzero.recipe.compose import CPUS_A_GPU, compose_stage, cpus_reserved, resolve
-from drzero.recipe.rates import GPUS, usd_per_hour
+from drzero.recipe.gpu_prices import GPUS, usd_per_hour
 
 HEAD = "10.0.0.1:6379"
 

@@ -21,7 +21,7 @@ class Paths:
 class Machine:
     """The machine that hardware= describes. With compute=local, preflight judges memory for it."""
 
-    gpu: str | None = key("H100", "GPU name, from drzero/recipe/rates.py; null for none.")
+    gpu: str | None = key("H100", "GPU name, from drzero/recipe/gpu_prices.py; null for none.")
     gpus: int = key(8, "GPUs a stage uses per machine; on a CPU, training processes.", low=1)
     nodes: int = key(1, "Machines; more than one form a Ray cluster (docs/scale.md).", low=1)
     ray_address: str | None = key(

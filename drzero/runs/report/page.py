@@ -26,7 +26,7 @@ from data.examples import Examples
 from drzero.ops.files import atomic_write
 from drzero.preflight.machine import declared_machine
 from drzero.recipe.compose import RESOLVED
-from drzero.recipe.rates import RATES_DATE
+from drzero.recipe.gpu_prices import RATES_DATE
 from drzero.runs.loop_folder import stage_runs, stages, versions
 from drzero.runs.report import loop
 from drzero.runs.report.charts import Chart, page_spec, training_charts
