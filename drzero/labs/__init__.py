@@ -1,5 +1,5 @@
 """Tools you try before or beside a run. Nothing but the command table (`drzero.cli`) may import from here.
 
-Every tool's module docstring ends with three facts: what the tool is worth, which room owns the code it
-tests, and when the tool can go. A tool that no longer finds faults goes, however good it is.
+Every tool's module docstring ends with three facts: its worth, the room that owns the tested code, and when
+the tool can go. A tool that no longer finds faults goes, however good it is.
 """

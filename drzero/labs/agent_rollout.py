@@ -4,7 +4,7 @@
     drzero agent-bench train mode=rollout env=wordle batches=4
 
 The trial is veRL's training loop without actor steps (`trainer.critic_warmup`), saves or validations. Data
-order, agent loops, rewards, queue, prefetch, group filter, log-probs and advantages are those of a run.
+order, agent loops, rewards, queue, prefetch, group filter, log-probs and advantages match a run.
 
 Worth: rates, failures and rewards of real rollouts, before weights change. Tests `verl_ext/rollout`. Can go
 when a run can start with an update rate of zero.
@@ -100,20 +100,18 @@ def read_rollouts(done: Rollouts, expected: int, reward: RewardRule) -> None:
     ]
     lost = "the trainer ended before it" if done.ended else "left no row: see trainer.log"
     causes += [lost] * (expected - len(rows) - len(causes))
-    done.runs = [_run(number, row, reward) for number, row in enumerate(rows)]
+    for number, row in enumerate(rows):
+        scored = row["reward"]
+        why = None if scored.get("valid", True) else str(scored["reason_invalid"])
+        cause = why or reward.fault(scored["score"])
+        kept, failure = (row, Failure(cause)) if cause else (None, None)
+        done.runs.append(AgentRun(number, None, kept, row["rollout_s"], scored["score"], failure))
     done.runs += [
         AgentRun(n, None, None, failure=Failure(cause)) for n, cause in enumerate(causes, len(rows))
     ]
     beats = read_json_lines(done.folder / HEARTBEATS)
     done.seconds = sum(b["time"] - a["time"] for a, b in pairwise(beats) if a["phase"] == "rollout")
     done.figures = list(_figures(rows, workers, done.folder / FLOW_FILE))
-
-
-def _run(number: int, row: dict[str, Any], rule: RewardRule) -> AgentRun:
-    reward = row["reward"]
-    cause = rule.fault(reward["score"]) if reward.get("valid", True) else str(reward["reason_invalid"])
-    failure = Failure(cause) if cause else None
-    return AgentRun(number, None, row if cause else None, row["rollout_s"], reward["score"], failure)
 
 
 def _figures(

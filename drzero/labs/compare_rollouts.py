@@ -250,11 +250,10 @@ def _print(config: DictConfig, checks: Sequence[Comparison]) -> None:
         table.add_row(check.name, check.found, check.limit, check.verdict, style=style)
     console().print(table)
     for case in next((check.cases[:1] for check in checks if check.name == "greedy sequences"), []):
-        sides = (f"{side} {_shown(case[side])}" for side in ("engine", "transformers"))
+        sides = [
+            f"{side} " + " before ".join(f"{one['text']!r} ({one['log_prob']:.2f})" for one in case[side])
+            for side in ("engine", "transformers")
+        ]
         print(
             f"{case['prompt']}, token {case['position']}, after {case['after'][-40:]!r}: {'; '.join(sides)}"
         )
-
-
-def _shown(tops: Sequence[dict[str, Any]]) -> str:
-    return " before ".join(f"{one['text']!r} ({one['log_prob']:.2f})" for one in tops)

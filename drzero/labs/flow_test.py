@@ -69,7 +69,7 @@ def flow_test_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def flow_test(arguments: Sequence[str]) -> None:
-    """Run the test, then compare its rate with what the declared run needs."""
+    """Run the test, then compare its rate with the declared run's need."""
     overrides = flow_test_overrides(arguments)
     config = compose_stage("flow_test", overrides)
     set_verbose(config.verbose)
@@ -119,14 +119,18 @@ def run_flow_test(config: DictConfig) -> float:
                 run_supervised(_load(config, folder, resolved), nothing, plan=plan)
         except ChildError as error:
             if found := _found(monitor, events):
-                # veRL ends a run on some faults. What was found before explains more than the exit.
+                # veRL ends a run on some faults. The symptoms explain more than the exit.
                 raise FlowFailed(f"{found}\nThen {error}") from error
             raise
         try:
             return _report(monitor, _found(monitor, events)) / config.flow_test.seconds
         except FlowFailed as failed:
             # The load itself ended well, so `drzero diagnose` needs this event.
-            EventLog(events).add("exit", "flow", str(failed), code=1, culprit=_culprit(monitor, events))
+            stalled = [
+                str(event["component"]) for event in read_json_lines(events) if event["kind"] == "stall"
+            ]
+            culprits = [*stalled, *(symptom.point for symptom in monitor.symptoms), "load"]
+            EventLog(events).add("exit", "flow", str(failed), code=1, culprit=culprits[0])
             raise
 
 
@@ -173,14 +177,6 @@ def _load(config: DictConfig, folder: Path, resolved: Path) -> Command:
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         },
     )
-
-
-def _culprit(monitor: FlowMonitor, events: Path) -> str:
-    """The component at fault: the stalled one, else the point of the first symptom."""
-    for event in read_json_lines(events):
-        if event["kind"] == "stall":
-            return str(event["component"])
-    return monitor.symptoms[0].point if monitor.symptoms else "load"
 
 
 def _report(monitor: FlowMonitor, found: str) -> float:

@@ -1,10 +1,10 @@
-"""Try a stage's own trainer, in a folder of its own, without an update or a save.
+"""Try a stage's trainer in a separate folder, without an update or a save.
 
     config = prepared(compose_stage("solver", ["run.name=check_trainer", …]), "solver")
     run_trial(config, stage_services(config, "solver"), change)     # `change` edits the config for the trial
 
-Trainer, engines, workers, services, flow monitor and memory are those of a run. The results are in the files
-a run writes: heartbeats, progress files, counters, dumps.
+Everything else works as in a run, memory included. The results are in the files a run writes: heartbeats,
+progress files, counters, dumps.
 
 Worth: the base of check-services and agent-bench. Tests `drzero/stages`. Goes with the last of them.
 """
@@ -40,7 +40,7 @@ _BLAME_S = 1.5  # a dead service may take a moment to be seen as dead
 
 @dataclass(frozen=True)
 class Step:
-    """One step of what was tried, such as a search or a reward."""
+    """One tried step, such as a search or a reward."""
 
     name: str
     component: str

@@ -64,7 +64,7 @@ def make_demonstrations(
 
 
 def world_retriever(world: World, topk: int = 3) -> Retrieve:
-    """A stand-in for search: passages the query names, then those that mention them, then any, shuffled."""
+    """A stand-in for search: named passages first, then passages that mention them, then any, shuffled."""
     passages = list(world.passages.values())
 
     def search(query: str) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """The open-book gate: the solver answers each passing pair with its passages in view.
 
-The journal keeps the answers, so a rerun asks only the missing ones. `verl_ext.method.open_book` decides what
-the solver is shown.
+The journal keeps the answers, so a rerun asks only the missing ones. The solver's prompt
+is in `verl_ext.method.open_book`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class OpenBook:
-    """What the check found."""
+    """The verdicts and answers."""
 
     verdicts: dict[Key, str | None]
     """The reason against each pair, None if it passed."""
@@ -78,30 +78,28 @@ async def ask_solver(
     async with served_agent(SearchAgent, config, model) as agent:
         form, limit = config.prompts.form, config.retrieval.response_limit
         turns = config.rollout.max_turns
+
+        def keep(pair: Pair, conversation: Conversation) -> None:
+            tokens = {"tokens_in": conversation.tokens_in, "tokens_out": conversation.tokens_out}
+            key = {"prompt_index": pair.prompt_index, "sample": pair.sample}
+            answer = solver_answer(conversation.trajectory)
+            journal.append(
+                key | {"answer": answer} | tokens | {"latency_s": round(conversation.latency_s, 2)}
+            )
+
         failed = await play_all(
             pairs,
             lambda pair: agent.converse(
                 open_book_messages(pair.question, pair.document, pair.trajectory, form, turns, limit),
                 pair.seed,
             ),
-            lambda pair, conversation: journal.append(_record(pair, conversation)),
+            keep,
             services,
             concurrency=config.solver.concurrency,
             description="open book",
         )
     check_failed_share(failed, len(pairs), config.run.max_failed_share)
     return failed
-
-
-def _record(pair: Pair, conversation: Conversation) -> dict[str, Any]:
-    return {
-        "prompt_index": pair.prompt_index,
-        "sample": pair.sample,
-        "answer": solver_answer(conversation.trajectory),
-        "tokens_in": conversation.tokens_in,
-        "tokens_out": conversation.tokens_out,
-        "latency_s": round(conversation.latency_s, 2),
-    }
 
 
 def verdicts(pairs: Sequence[Pair], records: Sequence[Mapping[str, Any]]) -> dict[Key, str | None]:

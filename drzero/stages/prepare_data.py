@@ -11,7 +11,7 @@
 
 A prompt shows one entry of the index: a document, or one chunk of a long document. Lengths are counted with
 the embedder's tokenizer, which also cut the chunks, so a prompt shows a whole chunk. `quality.json` next to
-the prompts lists what was read, left out and adapted.
+the prompts lists everything read, left out and adapted.
 """
 
 import math

@@ -157,7 +157,7 @@ async def play_questions(
     lost: Journal,
     services: ServiceGroup,
 ) -> list[Failed[Sample]]:
-    """Play questions with their attempts. Returns those that failed twice; `lost` records what they cost.
+    """Play questions with their attempts. Returns the ones that failed twice, whose cost goes to `lost`.
 
     Raises ConversationsFailed if too many failed.
     """

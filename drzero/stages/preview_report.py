@@ -1,4 +1,4 @@
-"""The preview's report: rates by hop, refusals by gate, examples, cost, and what the corpus lacks.
+"""The preview's report: rates by hop, refusals by gate, examples, cost, and gaps in the corpus.
 
     report = preview_report(config, rows, records, failures, selection, corpus)
     print_preview(report, "preview")
@@ -51,6 +51,8 @@ def preview_report(
         records,
         lambda pair: f"passed every gate; {verdict(by_index[pair.prompt_index]['reward'])[1]}",
     )
+    trajectories = [record["trajectory"] for record in records]
+    trajectories += [attempt["trajectory"] for record in records for attempt in record["attempts"]]
     spent = costs([*records, *({"latency_s": 0.0} | dict(failure) for failure in failures)])
     return {
         **selection.counts,
@@ -61,7 +63,7 @@ def preview_report(
         "failed": len(rows) - len(records),
         "cut_short": len(failures),
         "cost": spent | {"usd": usd(config, spent["tokens_in"], spent["tokens_out"])},
-        "turns_cut_off": _cut_off(records),
+        "turns_cut_off": sum(turn["truncated"] for one in trajectories for turn in one["turns"]),
     }
 
 
@@ -130,12 +132,6 @@ def _lacks(corpus: Record, selection: Selection) -> Iterator[str]:
         judged = several if gate == "hops" else counts.get("judged", 0)
         if judged and counts["refused"] > _MANY * judged:
             yield text.format(n=judged, k=counts["refused"])
-
-
-def _cut_off(records: Sequence[Record]) -> int:
-    trajectories = [record["trajectory"] for record in records]
-    trajectories += [attempt["trajectory"] for record in records for attempt in record["attempts"]]
-    return sum(turn["truncated"] for trajectory in trajectories for turn in trajectory["turns"])
 
 
 def print_preview(report: Mapping[str, Any], name: str) -> None:

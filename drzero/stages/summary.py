@@ -29,8 +29,19 @@ def summarise(steps: Steps, method: str) -> dict[str, float]:
     A figure without data is left out, such as collapse alarms of a run that was too short for any.
     """
     trained = {number: step for number, step in steps.items() if is_training(step)}
-    of_method = {"hrpo": _challenger_figures, "grpo": _solver_figures, "environment": _environment_figures}
-    figures = of_method[method](trained if method == "hrpo" else steps)
+    if method == "hrpo":
+        means = {"reward": "drzero/reward/score", "valid_question_share": "drzero/questions/valid_share"}
+        searched = {"searched_share_multi_hop": "drzero/rollout/searched_share_multi_hop"}
+        figures = _means(trained, means) | _means(trained, searched, "drzero/rollout/rows_multi_hop")
+        solved = [(name.split("_of_"), count) for name, count in k_of_n(trained).items()]
+        sometimes = sum(count for (k, n), count in solved if 0 < int(k) < int(n))
+        figures["questions_some_but_not_all_solve"] = sometimes
+    elif method == "grpo":
+        means = {"exact_match": "drzero/reward/em", "f1": "drzero/reward/f1"}
+        figures = _means(steps, means | {"searched_share": "drzero/rollout/searched_share"})
+        figures |= _validation_figures(steps, "exact_match", "drzero/val/em", "questions")
+    else:
+        figures = _environment_figures(steps)
     figures |= _means(trained, {"token_drift_rate": "drzero/rollout/token_drift_rate"})
     figures["steps"] = len(trained)
     figures["rollouts"] = _sum(trained, _ROWS)
@@ -45,27 +56,6 @@ def summarise(steps: Steps, method: str) -> dict[str, float]:
                 figures.setdefault(f"collapse_{key.removeprefix(ALARM).replace('-', '_')}_from_step", number)
     figures["seconds_per_step"] = _sum(trained, "timing_s/step") / max(len(trained), 1)
     return figures
-
-
-def _challenger_figures(steps: Steps) -> dict[str, float]:
-    means = {"reward": "drzero/reward/score", "valid_question_share": "drzero/questions/valid_share"}
-    searched = {"searched_share_multi_hop": "drzero/rollout/searched_share_multi_hop"}
-    solved = [(name.split("_of_"), count) for name, count in k_of_n(steps).items()]
-    return {
-        **_means(steps, means),
-        **_means(steps, searched, weight="drzero/rollout/rows_multi_hop"),
-        "questions_some_but_not_all_solve": sum(count for (k, n), count in solved if 0 < int(k) < int(n)),
-    }
-
-
-def _solver_figures(steps: Steps) -> dict[str, float]:
-    """Scores in training, and of the first and last validation."""
-    means = {
-        "exact_match": "drzero/reward/em",
-        "f1": "drzero/reward/f1",
-        "searched_share": "drzero/rollout/searched_share",
-    }
-    return _means(steps, means) | _validation_figures(steps, "exact_match", "drzero/val/em", "questions")
 
 
 def _environment_figures(steps: Steps) -> dict[str, float]:

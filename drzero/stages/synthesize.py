@@ -196,7 +196,7 @@ async def play_samples(
     journal: Journal,
     services: ServiceGroup,
 ) -> list[Failed[Sample]]:
-    """Run conversations and journal the finished ones. Returns those that failed twice.
+    """Run conversations and journal the finished ones. Returns the ones that failed twice.
 
     Raises ConversationsFailed if too many of all samples did.
     """

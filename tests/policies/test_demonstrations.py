@@ -62,44 +62,33 @@ def question_and_answer(demonstration: Demonstration) -> tuple[str, str]:
     return question or "", answer or ""
 
 
-def test_same_seed_gives_the_same_demonstrations(world: World, demonstrations: list[Demonstration]) -> None:
+def test_demonstrations_have_the_requested_counts_roles_and_searches(
+    world: World, demonstrations: list[Demonstration]
+) -> None:
     assert make(world) == demonstrations
     assert make(world, seed=1) != demonstrations
-
-
-def test_counts_are_those_requested(demonstrations: list[Demonstration]) -> None:
     for kind, counts in (("challenger", CHALLENGER), ("solver", SOLVER)):
         assert Counter(d["hop"] for d in of_kind(demonstrations, kind)) == counts
-
-
-def test_roles_alternate_and_turns_stay_within_the_cap(demonstrations: list[Demonstration]) -> None:
     for demonstration in demonstrations:
         roles = [message["role"] for message in demonstration["messages"]]
         assert roles[0] == "user" and roles[-1] == "assistant"
         assert roles[1:-1] == ["assistant", "tool"] * (len(roles) // 2 - 1)
         assert roles.count("assistant") <= MAX_TURNS
-
-
-def test_challengers_search_one_time_less_than_hops(demonstrations: list[Demonstration]) -> None:
     for demonstration in of_kind(demonstrations, "challenger"):
         assert len(trajectory_of(demonstration).searches) == demonstration["hop"] - 1
-
-
-def test_solvers_search_once_a_hop(demonstrations: list[Demonstration]) -> None:
     for demonstration in of_kind(demonstrations, "solver"):
         assert len(trajectory_of(demonstration).searches) == demonstration["hop"]
 
 
-def test_challengers_earn_the_full_format_score(demonstrations: list[Demonstration]) -> None:
+def test_prompts_are_short_and_questions_and_answers_are_right(
+    demonstrations: list[Demonstration], world: World
+) -> None:
     for demonstration in of_kind(demonstrations, "challenger"):
         question, answer = question_and_answer(demonstration)
         assert has_integrity(question, answer)
         document = demonstration["messages"][0]["content"]
         score = format_score(trajectory_of(demonstration), document, demonstration["hop"], answer)
         assert score.total == 1, demonstration
-
-
-def test_prompts_are_the_short_ones(world: World, demonstrations: list[Demonstration]) -> None:
     documents = [f"{passage.title}\n{passage.text}" for passage in world.passages.values()]
     challenger_prompts = {
         challenger_messages(document, hop, "short")[0]["content"]
@@ -110,9 +99,6 @@ def test_prompts_are_the_short_ones(world: World, demonstrations: list[Demonstra
     for demonstration in demonstrations:
         prompts = challenger_prompts if demonstration["kind"] == "challenger" else solver_prompts
         assert demonstration["messages"][0]["content"] in prompts
-
-
-def test_solvers_give_the_answer_of_a_true_chain(world: World, demonstrations: list[Demonstration]) -> None:
     answers = {chain.question: chain.answer for chain in world.chains}
     for demonstration in of_kind(demonstrations, "solver"):
         question = demonstration["messages"][0]["content"].splitlines()[-1]
@@ -132,7 +118,7 @@ def test_every_thought_is_backed_by_what_was_read_before(
             read += message["content"]
 
 
-def test_assistant_turns_are_short(demonstrations: list[Demonstration]) -> None:
+def test_turns_are_short_and_passages_queries_and_questions_vary(demonstrations: list[Demonstration]) -> None:
     words = [
         len(message["content"].split())
         for demonstration in demonstrations
@@ -140,9 +126,6 @@ def test_assistant_turns_are_short(demonstrations: list[Demonstration]) -> None:
         if message["role"] == "assistant"
     ]
     assert max(words) <= 50
-
-
-def test_needed_passages_come_in_varied_places(demonstrations: list[Demonstration]) -> None:
     places: Counter[int] = Counter()
     for demonstration in of_kind(demonstrations, "solver"):
         for call, response in pairwise(demonstration["messages"]):
@@ -152,9 +135,6 @@ def test_needed_passages_come_in_varied_places(demonstrations: list[Demonstratio
                 assert query
                 places[next(i for i, title in enumerate(titles) if title in query[0])] += 1
     assert set(places) == {0, 1, 2}
-
-
-def test_queries_and_questions_vary(demonstrations: list[Demonstration]) -> None:
     calls = [call for d in demonstrations for turn in trajectory_of(d).turns for call in turn.calls]
     questions = [call for call in calls if call.queries and call.queries[0].endswith("?")]
     assert 0.3 < len(questions) / len(calls) < 0.7

@@ -90,34 +90,34 @@ def rollouts(finished: Run) -> list[dict[str, Any]]:
     return finished.lines("dumps/step_0001.jsonl") + finished.lines("dumps/step_0002.jsonl")
 
 
-def test_both_steps_have_metrics_with_the_time_of_every_phase(metrics: list[dict[str, Any]]) -> None:
+def test_both_steps_have_metrics_without_failures_and_log_probs_that_agree(
+    metrics: list[dict[str, Any]],
+) -> None:
     assert [line["step"] for line in metrics] == [1, 2]
     for line in metrics:
         for phase in ("gen", "adv", "update_actor", "save_checkpoint", "update_weights", "step"):
             assert line["data"][f"timing_s/{phase}"] >= 0
+    failures = ["failures/share", "failures/rollouts_lost", "failures/rows_invalid", "failures/searches"]
+    for name in [*failures, "rollout/token_drift_rate", "solver/attempts_failed"]:
+        assert [line["data"][f"drzero/{name}"] for line in metrics] == [0.0, 0.0], name
+    for line in metrics:
+        assert abs(line["data"]["actor/rollout_corr/kl"]) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "failures/share",
-        "failures/rollouts_lost",
-        "failures/rows_invalid",
-        "failures/searches",
-        "rollout/token_drift_rate",
-        "solver/attempts_failed",
-    ],
-)
-def test_nothing_failed_and_no_token_drifted(metrics: list[dict[str, Any]], name: str) -> None:
-    assert [line["data"][f"drzero/{name}"] for line in metrics] == [0.0, 0.0]
-
-
-def test_the_rehearsal_is_a_real_one(rollouts: list[dict[str, Any]]) -> None:
-    """Valid questions, answered searches, solver attempts, and rewards that differ."""
+def test_rollouts_are_real_and_dumped_rewards_are_those_of_their_trajectories(
+    rollouts: list[dict[str, Any]],
+) -> None:
     calls = [call for r in rollouts for turn in r["trajectory"]["turns"] for call in turn["calls"]]
     assert any(call["queries"] and call["response"] for call in calls)
     assert any(r["reward"]["integrity"] and len(r["attempts"]) == 5 for r in rollouts)
     assert len({r["reward"]["score"] for r in rollouts}) > 1
+    for rollout in rollouts:
+        reward = rollout["reward"]
+        k = sum(attempt["right"] for attempt in rollout["attempts"]) if rollout["attempts"] else None
+        again = challenger_reward(
+            Trajectory.from_dict(rollout["trajectory"]), rollout["document"], rollout["hop"], n=5, k=k
+        )
+        assert {name: reward[name] for name in asdict(again)} == asdict(again)
 
 
 def test_there_is_one_dump_line_a_rollout(finished: Run) -> None:
@@ -126,16 +126,6 @@ def test_there_is_one_dump_line_a_rollout(finished: Run) -> None:
         assert len({line["key"] for line in lines}) == len(lines) == finished.config.data.train_batch_size
         assert {line["step"] for line in lines} == {step}
         assert all(line["trajectory"]["turns"] for line in lines)
-
-
-def test_every_dumped_reward_is_that_of_the_dumped_trajectory(rollouts: list[dict[str, Any]]) -> None:
-    for rollout in rollouts:
-        reward = rollout["reward"]
-        k = sum(attempt["right"] for attempt in rollout["attempts"]) if rollout["attempts"] else None
-        again = challenger_reward(
-            Trajectory.from_dict(rollout["trajectory"]), rollout["document"], rollout["hop"], n=5, k=k
-        )
-        assert {name: reward[name] for name in asdict(again)} == asdict(again)
 
 
 def test_the_reported_advantages_are_those_of_the_dumped_rewards(
@@ -153,11 +143,6 @@ def test_the_reported_advantages_are_those_of_the_dumped_rewards(
         assert line["data"]["drzero/hrpo/advantage_abs_mean"] == pytest.approx(np.mean(sizes), abs=1e-4)
 
 
-def test_the_sampler_and_the_actor_agree_on_the_log_probs(metrics: list[dict[str, Any]]) -> None:
-    for line in metrics:
-        assert abs(line["data"]["actor/rollout_corr/kl"]) < 1e-4
-
-
 def test_heartbeats_are_the_phases_in_order(finished: Run) -> None:
     beats = [(beat["step"], beat["phase"]) for beat in finished.lines("heartbeats.jsonl")]
     phases = [(step, phase) for step in range(1, STEPS + 1) for phase in PHASES]
@@ -167,48 +152,14 @@ def test_heartbeats_are_the_phases_in_order(finished: Run) -> None:
 # What a finished run leaves.
 
 
-def test_the_run_ends_with_a_summary_that_names_what_it_left(finished: Run) -> None:
+def test_the_run_ends_with_summary_questions_and_a_result_that_counts_tokens(finished: Run) -> None:
     for name in ("checkpoint", "export", "dumps, metrics, logs"):
         assert name in finished.out
     assert json.loads((finished.folder / "summary.json").read_text())["figures"]["steps"] == STEPS
-
-
-def test_the_run_ends_with_questions_to_read(finished: Run) -> None:
     examples = read_examples(finished.folder)
     assert examples and 0 < len(examples.accepted) + len(examples.rejected) <= 6
     for one in (*examples.accepted, *examples.rejected):
         assert f"{one.question or '–'} → {one.answer or '–'}" in finished.out and one.reason in finished.out
-
-
-def test_in_a_pipe_a_run_prints_few_lines_and_no_spaces_at_their_ends(launched_loop: LaunchedLoop) -> None:
-    log = launched_loop.mounted / "evolve" / "logs" / "challenger_iter1.log"
-    lines = log.read_text().splitlines()
-    assert len(lines) <= 60 and [line for line in lines if line != line.rstrip()] == []
-
-
-def test_the_export_is_of_the_last_step(finished: Run) -> None:
-    source = json.loads((finished.export / "export.json").read_text())["source"]
-    assert source["step"] == f"global_step_{STEPS}"
-
-
-def test_the_export_is_the_checkpoint_and_gives_its_log_probs(finished: Run, speaking_model: Path) -> None:
-    exported = AutoModelForCausalLM.from_pretrained(finished.export, dtype=torch.float32)
-    from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32)
-    from_checkpoint.load_state_dict(checkpoint_weights(finished, STEPS))
-    tokenizer = AutoTokenizer.from_pretrained(finished.export)
-    ids = tokenizer("<question>Who came?</question>", return_tensors="pt").input_ids
-    with torch.no_grad():
-        ours, theirs = (model(ids).logits.float().log_softmax(-1) for model in (exported, from_checkpoint))
-    assert torch.allclose(ours, theirs, atol=1e-4)
-
-
-def test_the_export_keeps_the_chat_template(finished: Run, speaking_model: Path) -> None:
-    exported, original = (AutoTokenizer.from_pretrained(p) for p in (finished.export, speaking_model))
-    assert exported.chat_template == original.chat_template
-    assert exported.eos_token == original.eos_token == "<|im_end|>"
-
-
-def test_the_result_names_checkpoint_and_export_and_counts_the_attempts_tokens(finished: Run) -> None:
     result = read_result(finished.folder)
     assert result and result.outputs == {
         "checkpoint": finished.folder / f"global_step_{STEPS}",
@@ -220,6 +171,30 @@ def test_the_result_names_checkpoint_and_export_and_counts_the_attempts_tokens(f
     )
     of_rollouts = sum(step["perf/total_num_tokens"] for step in steps)
     assert result.tokens == of_rollouts + attempts > attempts > 0
+
+
+def test_in_a_pipe_a_run_prints_few_lines_and_no_spaces_at_their_ends(launched_loop: LaunchedLoop) -> None:
+    log = launched_loop.mounted / "evolve" / "logs" / "challenger_iter1.log"
+    lines = log.read_text().splitlines()
+    assert len(lines) <= 60 and [line for line in lines if line != line.rstrip()] == []
+
+
+def test_the_export_is_the_last_checkpoint_with_its_template_and_log_probs(
+    finished: Run, speaking_model: Path
+) -> None:
+    source = json.loads((finished.export / "export.json").read_text())["source"]
+    assert source["step"] == f"global_step_{STEPS}"
+    exported, original = (AutoTokenizer.from_pretrained(p) for p in (finished.export, speaking_model))
+    assert exported.chat_template == original.chat_template
+    assert exported.eos_token == original.eos_token == "<|im_end|>"
+    exported = AutoModelForCausalLM.from_pretrained(finished.export, dtype=torch.float32)
+    from_checkpoint = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32)
+    from_checkpoint.load_state_dict(checkpoint_weights(finished, STEPS))
+    tokenizer = AutoTokenizer.from_pretrained(finished.export)
+    ids = tokenizer("<question>Who came?</question>", return_tensors="pt").input_ids
+    with torch.no_grad():
+        ours, theirs = (model(ids).logits.float().log_softmax(-1) for model in (exported, from_checkpoint))
+    assert torch.allclose(ours, theirs, atol=1e-4)
 
 
 def test_tensorboard_has_the_metrics(finished: Run) -> None:

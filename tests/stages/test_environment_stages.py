@@ -105,25 +105,16 @@ def compose(own: Path, tiny_model: Path, tmp_path: Path) -> Compose:
 # --- what is typed ------------------------------------------------------------------------------------------
 
 
-def test_env_names_an_environment_in_train_and_in_evaluate(compose: Compose) -> None:
+def test_env_names_an_environment_a_corpus_or_ones_own_code(compose: Compose) -> None:
     train, evaluate = compose("train", "env=vf_wordle", "steps=7"), compose("evaluate", "env=vf-wordle")
     assert (train.environment.name, train.run.name) == ("wordle", "train_wordle")
     assert train.trainer.total_training_steps == 7
     assert (evaluate.environment.name, evaluate.run.name) == ("wordle", "evaluate_wordle")
     assert evaluate.solver.model_path == evaluate.base_model
-
-
-def test_an_environment_of_ones_own_needs_no_file_in_config(compose: Compose) -> None:
     config = compose("train", "env=number", "+environment.options.largest=9")
     assert (config.environment.name, dict(config.environment.options)) == ("number", {"largest": 9})
-
-
-def test_a_corpus_is_none_and_evaluate_asks_benchmarks_with_it(compose: Compose) -> None:
     assert compose("evaluate", "env=demo").environment.name is None
     assert compose("evaluate").run.name == "evaluate_iter1"
-
-
-def test_the_stages_of_the_loop_take_no_environment(compose: Compose) -> None:
     with pytest.raises(OverrideError, match="config group 'env' has no option 'wordle'"):
         compose("challenger", "env=wordle")
 
@@ -135,16 +126,13 @@ def found(report: Report, severity: str = "error") -> str:
     return "\n".join(str(finding) for finding in report.findings if finding.severity == severity)
 
 
-def test_preflight_plays_an_episode_without_a_model(compose: Compose) -> None:
+def test_preflight_plays_an_episode_without_model_or_index(compose: Compose) -> None:
     report = preflight(compose("train", "env=number"), "train")
     assert found(report) == ""
     said = (
         r"number: 25 rows; \d+ tokens at the start; saying nothing earns 0 \(exact 0, near 0\) after 6 turns"
     )
     assert re.search(said, found(report, "note"))
-
-
-def test_no_index_is_asked_for(compose: Compose) -> None:
     keys = {finding.key for finding in preflight(compose("evaluate", "env=number"), "evaluate").findings}
     assert not keys & {"chroma.path", "retrieval.embedder", "benchmarks"}
 

@@ -209,26 +209,21 @@ def test_ones_own_questions_are_asked_and_scored_under_the_name_that_they_are_gi
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_the_model_is_asked_greedily_by_the_endpoints_own_name(
-    start_script: StartScript, compose: Compose
+def test_a_finished_evaluation_has_asked_greedily_and_leaves_a_result_announced_last(
+    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    script = start_script(right)
-    run_evaluate(compose(script))
-    assert {(body["model"], body["temperature"]) for body in script.peer.requests} == {("served-model", 0.0)}
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_a_finished_evaluation_leaves_a_result_with_its_tokens(
-    start_script: StartScript, compose: Compose
-) -> None:
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
     script = start_script(right)
     config = compose(script)
     run_evaluate(config)
+    assert {(body["model"], body["temperature"]) for body in script.peer.requests} == {("served-model", 0.0)}
     result = read_result(Path(config.run.dir))
     assert result is not None
     assert result.figures["demo_1hop"] == 1.0
     assert result.outputs["answers"].is_file()
     assert result.tokens > sum(len(body["prompt"]) for body in script.peer.requests)
+    announced = [Path(line["path"]).name for line in read_json_lines(tmp_path / "announced.jsonl")]
+    assert announced == ["answers.jsonl", "report.json", "result.json"]
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -284,51 +279,24 @@ def test_with_too_little_time_for_a_conversation_no_service_is_started(
     assert answered(config) == []
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_answers_and_report_are_announced_before_the_result(
-    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
-    run_evaluate(compose(start_script(right)))
-    announced = [Path(line["path"]).name for line in read_json_lines(tmp_path / "announced.jsonl")]
-    assert announced == ["answers.jsonl", "report.json", "result.json"]
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_more_questions_keep_the_answers_there_are(start_script: StartScript, compose: Compose) -> None:
-    script = start_script(right)
-    run_evaluate(compose(script))
-    before = set(script.asked)
-    script.says(right)
-    config = compose(script, "questions_per_benchmark=3")
-    run_evaluate(config)
-    assert len(script.asked) == 4
-    assert not before & set(script.asked)
-    assert report_of(config)["benchmarks"]["demo_2hop"]["n"] == 3
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_fewer_questions_than_were_answered_are_scored_alone(
-    start_script: StartScript, compose: Compose
-) -> None:
-    script = start_script(right)
-    run_evaluate(compose(script))
-    script.says(right)
-    config = compose(script, "questions_per_benchmark=1")
-    run_evaluate(config)
-    assert script.asked == []
-    assert report_of(config)["averages"]["micro average"]["n"] == 4
-
-
-def test_with_every_answer_there_no_service_is_started(
+def test_answers_are_kept_whether_more_fewer_or_the_same_questions_are_asked(
     start_script: StartScript, compose: Compose, stand_in: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = start_script(right)
     run_evaluate(compose(script))
-    before = report_of(compose(script))
-    monkeypatch.setattr(run, "search_spec", lambda config: pytest.fail("a service was started"))
-    run_evaluate(compose(script))
-    assert report_of(compose(script)) == before
+    before, report = set(script.asked), report_of(compose(script))
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "search_spec", lambda config: pytest.fail("a service was started"))
+        run_evaluate(compose(script))
+        assert report_of(compose(script)) == report
+    script.says(right)
+    fewer = compose(script, "questions_per_benchmark=1")
+    run_evaluate(fewer)
+    assert script.asked == [] and report_of(fewer)["averages"]["micro average"]["n"] == 4
+    more = compose(script, "questions_per_benchmark=3")
+    run_evaluate(more)
+    assert len(script.asked) == 4 and not before & set(script.asked)
+    assert report_of(more)["benchmarks"]["demo_2hop"]["n"] == 3
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -391,19 +359,13 @@ def test_a_service_that_dies_is_named_with_its_last_words(
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_answers_under_other_conditions_are_not_mixed_in(start_script: StartScript, compose: Compose) -> None:
-    script = start_script(right)
+def test_answers_under_other_conditions_or_of_another_server_are_not_mixed_in(
+    start_script: StartScript, compose: Compose
+) -> None:
+    script, other = start_script(right), start_script(right)
     run_evaluate(compose(script))
     with pytest.raises(DataError, match=r"retrieval\.topk was 2 and is 4.*another run\.name"):
         run_evaluate(compose(script, "retrieval.topk=4"))
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_answers_of_another_server_are_not_mixed_in_though_it_gives_its_model_the_same_name(
-    start_script: StartScript, compose: Compose
-) -> None:
-    run_evaluate(compose(start_script(right)))
-    other = start_script(right)
     with pytest.raises(DataError, match=rf"model was .*is 'served as served-model at {other.peer.url}/v1'"):
         run_evaluate(compose(other))
 
@@ -591,12 +553,9 @@ def test_iteration_0_evaluates_the_base_model_and_each_other_its_solver(
     assert [Path(config.run.dir).name for config in configs] == ["evaluate_iter0", "evaluate_iter2"]
 
 
-def test_the_papers_models_get_five_turns_and_three_passages_greedily() -> None:
+def test_the_papers_models_and_the_server_get_their_settings() -> None:
     config = compose_stage("evaluate", ["hardware=8xh100", "model=qwen2.5-3b"])
     assert (config.solver.max_turns, config.retrieval.topk, config.solver.temperature) == (5, 3, 0.0)
-
-
-def test_the_server_has_the_gpus_to_itself() -> None:
     config, challenger = (compose_stage(stage, ["hardware=8xh100"]) for stage in ("evaluate", "challenger"))
     assert config.solver.mem_fraction_static > challenger.solver.mem_fraction_static
 
@@ -626,7 +585,7 @@ def test_an_answer_is_recorded_with_what_led_to_it() -> None:
     assert Trajectory.from_dict(kept["trajectory"]) == trajectory
 
 
-def test_shares_are_over_turns_and_calls_not_over_questions() -> None:
+def test_shares_are_over_turns_and_calls_and_a_benchmark_without_answers_has_no_score() -> None:
     records = [
         record("nq", right=True, searches=3, turns=4, truncated_turns=1, calls=4, invalid_calls=1),
         record("nq", right=False, searches=0, turns=1),
@@ -635,14 +594,8 @@ def test_shares_are_over_turns_and_calls_not_over_questions() -> None:
     assert (score.em, score.searches, score.truncated_turn_share, score.invalid_call_share) == (
         *(0.5, 1.5, 0.2, 0.25),
     )
-
-
-def test_without_any_call_there_is_no_share_of_invalid_ones() -> None:
     score = score_all([record("nq", right=True)], {}, ["nq"])[0]["nq"]
     assert score.invalid_call_share is None
-
-
-def test_a_benchmark_whose_questions_all_failed_has_no_score_and_is_in_no_average() -> None:
     records = [*records_of("nq", 1, 2), *records_of("popqa", 2, 2)]
     scores, averages = score_all(records, {"musique": 3}, ["nq", "musique", "popqa"])
     assert (scores["musique"].n, scores["musique"].em, scores["musique"].failed) == (0, None, 3)
@@ -650,17 +603,15 @@ def test_a_benchmark_whose_questions_all_failed_has_no_score_and_is_in_no_averag
     assert averages["micro average"].failed == 3
 
 
-def test_macro_weighs_benchmarks_alike_and_micro_questions() -> None:
+def test_averages_weigh_benchmarks_or_questions_and_have_narrower_intervals() -> None:
     records = [*records_of("nq", 10, 10), *records_of("popqa", 0, 30)]
     averages = score_all(records, {}, ["nq", "popqa"])[1]
     assert (averages["macro average"].em, averages["micro average"].em) == (0.5, 0.25)
-
-
-def test_an_averages_interval_is_narrower_than_its_benchmarks() -> None:
     records = [*records_of("nq", 20, 40), *records_of("popqa", 20, 40), *records_of("musique", 20, 40)]
     scores, averages = score_all(records, {}, ["nq", "popqa", "musique"])
     for average in averages.values():
         assert width(average) < min(width(score) for score in scores.values())
+    assert score_all(records_of("nq", 1, 2), {}, ["nq"])[1] == {}
 
 
 def width(score: Any) -> float:
@@ -699,31 +650,21 @@ def test_an_averages_interval_holds_it_and_lies_within_its_parts_ends(drawn: lis
     assert min(low for low, _ in ends) - 1e-9 <= low <= mean <= high <= max(high for _, high in ends) + 1e-9
 
 
-def test_one_benchmark_has_no_average() -> None:
-    assert score_all(records_of("nq", 1, 2), {}, ["nq"])[1] == {}
-
-
 def printed(records: Sequence[dict[str, Any]], benchmarks: Sequence[str]) -> str:
     file = StringIO()
     Console(width=118, file=file).print(evaluation_table("run", *score_all(records, {}, benchmarks)))
     return file.getvalue()
 
 
-def test_the_papers_figures_stand_beside_its_benchmarks() -> None:
+def test_the_papers_figures_stand_beside_its_benchmarks_alone() -> None:
     records = [record for name in PAPER_BENCHMARKS for record in records_of(name, 1, 4)]
     table = printed(records, PAPER_BENCHMARKS)
     assert re.search(r"musique +4 +\.250 .* \.105 +\.091 +\.168 +\.104", table)
     assert re.search(r"macro average +28 +\.250 .* \.327 +\.326 +\.384 +\.372", table)
     assert "arXiv 2601.07055, table 1" in table
-
-
-def test_the_papers_average_stands_only_beside_all_seven() -> None:
     table = printed([*records_of("nq", 1, 4), *records_of("popqa", 1, 4)], ["nq", "popqa"])
     assert ".397" in table
     assert ".372" not in table
-
-
-def test_the_demo_worlds_table_has_no_figures_of_the_paper() -> None:
     table = printed(
         [*records_of("demo_1hop", 1, 4), *records_of("demo_2hop", 1, 4)], ["demo_1hop", "demo_2hop"]
     )

@@ -155,10 +155,26 @@ def merged(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Merged:
         return Merged(checkpoints, start, merge(checkpoints, start))
 
 
-def test_the_export_is_announced_before_the_result(merged: Merged) -> None:
+def test_report_and_result_of_a_merge_are_written_and_announced(merged: Merged) -> None:
     lines = merged.checkpoints.with_suffix(".announced").read_text().splitlines()
     result = merged.checkpoints / "merge_iter1" / "result.json"
     assert [json.loads(line)["path"] for line in lines] == [str(merged.export), str(result)]
+    config = compose_stage("challenger", arguments(merged.checkpoints, merged.start, "iteration=2"))
+    assert str(merged.export) == config.solver.model_path
+    check = merged.report["check"]
+    weights = load_file(merged.start / "model.safetensors")
+    assert check["weights"] == sum(tensor.numel() for tensor in weights.values())
+    assert (check["texts"], check["skipped"]) == (4, None)
+    assert 0 <= check["max_log_prob_difference"] <= 1e-4
+    change = merged.report["change"]
+    assert change["trained"]["share"] == change["exported"]["share"] == pytest.approx(0.5, abs=1e-6)
+    assert change["trained"]["mean_abs"] == pytest.approx(5e-7, rel=0.01)
+    assert change["kept"] == pytest.approx(1.0)
+    result = read_result(merged.checkpoints / "merge_iter1")
+    assert result is not None
+    assert result.outputs == {"export": merged.export}
+    assert result.figures["changed_share"] == merged.report["change"]["trained"]["share"]
+    assert not (merged.run / "result.json").exists()
 
 
 def test_a_merge_without_time_for_it_is_not_begun(
@@ -171,62 +187,30 @@ def test_a_merge_without_time_for_it_is_not_begun(
     assert [path for path in tmp_path.iterdir() if path != run] == []
 
 
-def test_the_export_lies_where_the_next_iteration_reads_it(merged: Merged) -> None:
-    config = compose_stage("challenger", arguments(merged.checkpoints, merged.start, "iteration=2"))
-    assert str(merged.export) == config.solver.model_path
-
-
-def test_the_export_has_all_that_a_server_reads(merged: Merged) -> None:
+def test_the_export_is_complete_readable_and_has_the_checkpoints_weights(merged: Merged) -> None:
     files = {path.name for path in merged.export.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors"} <= files
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= files
     assert json.loads((merged.export / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
-
-
-def test_the_export_keeps_tokenizer_template_and_ends_of_generation(merged: Merged) -> None:
     ours, theirs = (AutoTokenizer.from_pretrained(path) for path in (merged.export, merged.start))
     assert ours.chat_template == theirs.chat_template
     assert ours.get_vocab() == theirs.get_vocab()
     model, _ = load_model(str(merged.export))
     assert model.generation_config is not None
     assert model.generation_config.eos_token_id == theirs.eos_token_id
-
-
-def test_everyone_may_read_the_export(merged: Merged) -> None:
     assert {path.stat().st_mode & 0o777 for path in merged.export.iterdir()} == {0o666 & ~current_umask()}
+    model, _ = load_model(str(merged.export), dtype="float32")
+    expected = moved(state_of(merged.start), lambda half: half + 1e-6)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    model = AutoModelForCausalLM.from_pretrained(merged.export, dtype="auto")
+    assert model.dtype == torch.float32
 
 
 def current_umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def test_our_engine_loads_the_export_and_it_has_the_checkpoints_weights(merged: Merged) -> None:
-    model, _ = load_model(str(merged.export), dtype="float32")
-    expected = moved(state_of(merged.start), lambda half: half + 1e-6)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, expected[name]), name
-
-
-def test_a_loader_takes_the_exports_numbers_as_they_are(merged: Merged) -> None:
-    model = AutoModelForCausalLM.from_pretrained(merged.export, dtype="auto")
-    assert model.dtype == torch.float32
-
-
-def test_the_report_says_what_was_compared(merged: Merged) -> None:
-    check = merged.report["check"]
-    weights = load_file(merged.start / "model.safetensors")
-    assert check["weights"] == sum(tensor.numel() for tensor in weights.values())
-    assert (check["texts"], check["skipped"]) == (4, None)
-    assert 0 <= check["max_log_prob_difference"] <= 1e-4
-
-
-def test_half_of_the_weights_changed_and_the_export_has_it_all(merged: Merged) -> None:
-    change = merged.report["change"]
-    assert change["trained"]["share"] == change["exported"]["share"] == pytest.approx(0.5, abs=1e-6)
-    assert change["trained"]["mean_abs"] == pytest.approx(5e-7, rel=0.01)
-    assert change["kept"] == pytest.approx(1.0)
 
 
 def test_an_export_in_bfloat16_is_the_rounded_checkpoint_and_lost_the_step(
@@ -242,14 +226,6 @@ def test_an_export_in_bfloat16_is_the_rounded_checkpoint_and_lost_the_step(
     # Only weights so small that 1e-6 is more than half of the gap to the next bf16 number.
     assert 0 < change["exported"]["share"] < 0.01
     assert 0 < change["kept"] < 0.05
-
-
-def test_the_result_names_the_export_for_the_loop(merged: Merged) -> None:
-    result = read_result(merged.checkpoints / "merge_iter1")
-    assert result is not None
-    assert result.outputs == {"export": merged.export}
-    assert result.figures["changed_share"] == merged.report["change"]["trained"]["share"]
-    assert not (merged.run / "result.json").exists()
 
 
 def test_a_second_merge_takes_the_export_that_is_there_and_clears_leftovers(merged: Merged) -> None:
@@ -361,14 +337,6 @@ def other_model(place: Path, start: Path) -> Path:
     return place
 
 
-def spoil_missing_run(actor: Path) -> None:
-    shutil.rmtree(actor.parent.parent)
-
-
-def spoil_pruned(actor: Path) -> None:
-    shutil.rmtree(actor)
-
-
 def spoil_missing_shard(actor: Path) -> None:
     (actor / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))
     (actor / "model_world_size_1_rank_0.pt").rename(actor / "model_world_size_2_rank_0.pt")
@@ -377,11 +345,6 @@ def spoil_missing_shard(actor: Path) -> None:
 def spoil_cut_off(actor: Path) -> None:
     shard = actor / "model_world_size_1_rank_0.pt"
     os.truncate(shard, shard.stat().st_size // 2)
-
-
-def spoil_other_weights(actor: Path) -> None:
-    config = json.loads((actor / "huggingface" / "config.json").read_text())
-    (actor / "huggingface" / "config.json").write_text(json.dumps({**config, "intermediate_size": 256}))
 
 
 def spoil_world_size(value: Any) -> Callable[[Path], None]:
@@ -396,22 +359,21 @@ def _set(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def spoil_config(actor: Path) -> None:
-    (actor / "huggingface" / "config.json").unlink()
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (
-            spoil_missing_run,
+            lambda actor: shutil.rmtree(actor.parent.parent),
             r"source: there is no checkpoint in .*solver_iter1: name the folder of a trained",
         ),
-        (spoil_pruned, r"global_step_4/actor is missing"),
+        (shutil.rmtree, r"global_step_4/actor is missing"),
         (spoil_missing_shard, r"lacks model_world_size_2_rank_1.pt: a checkpoint of 2 processes has 2"),
         (spoil_cut_off, r"model_world_size_1_rank_0.pt cannot be read as a checkpoint's shard"),
-        (spoil_other_weights, r"mlp.down_proj.weight is \(64, 128\), not \(64, 256\)"),
-        (spoil_config, r"the checkpoint: no usable model config at .*huggingface"),
+        (spoil_model_config(intermediate_size=256), r"mlp.down_proj.weight is \(64, 128\), not \(64, 256\)"),
+        (
+            lambda actor: (actor / "huggingface" / "config.json").unlink(),
+            r"the checkpoint: no usable model config at .*huggingface",
+        ),
         (spoil_world_size(10**9), r"lacks model_world_size_1000000000_rank_0.pt"),
         (spoil_world_size("2"), r"fsdp_config.json does not say world_size"),
         (spoil_world_size([2]), r"fsdp_config.json does not say world_size"),
@@ -499,14 +461,6 @@ def spoil_missing_weight(export: Path) -> None:
     save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
 
 
-def spoil_generation_config(export: Path) -> None:
-    (export / "generation_config.json").unlink()
-
-
-def spoil_chat_template(export: Path) -> None:
-    (export / "chat_template.jinja").unlink()
-
-
 def spoil_tokenizer(export: Path) -> None:
     tokenizer = json.loads((export / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:1000]
@@ -524,8 +478,8 @@ def spoil_rotation(export: Path) -> None:
     [
         (spoil_weight, "model.norm.weight is not the checkpoint's weight"),
         (spoil_missing_weight, "has no weight model.norm.weight"),
-        (spoil_generation_config, "lacks generation_config.json"),
-        (spoil_chat_template, "has no chat template"),
+        (lambda export: (export / "generation_config.json").unlink(), "lacks generation_config.json"),
+        (lambda export: (export / "chat_template.jinja").unlink(), "has no chat template"),
         (spoil_tokenizer, "the tokenizer in .* differs from"),
         (spoil_rotation, "but not its log-probabilities"),
     ],

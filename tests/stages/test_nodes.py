@@ -54,7 +54,7 @@ def rank(number: int, node: str) -> Stack:
     )
 
 
-def test_a_page_says_on_which_node_a_process_is_and_what_could_not_be_read() -> None:
+def test_a_page_names_nodes_processes_and_a_cluster_that_does_not_answer() -> None:
     unseen = ["node 10.0.0.2 (gpu-2): no answer within 40 s"]
     situation = Situation(
         phase="update", step=3, stall=STALL, stacks=[rank(7, "10.0.0.1 (gpu-1)")], unseen=unseen
@@ -63,17 +63,8 @@ def test_a_page_says_on_which_node_a_process_is_and_what_could_not_be_read() -> 
     assert "pid 7 on 10.0.0.1 (gpu-1)" in page
     assert "- node 10.0.0.2 (gpu-2): no answer within 40 s" in page
     assert "sampled on the run's own alone" in page
-
-
-def test_processes_of_two_nodes_are_grouped_together_and_told_apart() -> None:
     (line,) = grouped([rank(7, "10.0.0.1"), rank(7, "10.0.0.2")], Landmarks())
     assert line.startswith("2 × ") and "7 on 10.0.0.1" in line and "7 on 10.0.0.2" in line
-
-
-def test_a_cluster_that_does_not_answer_is_a_line_of_the_page() -> None:
     there = read_elsewhere("127.0.0.1:1", {}, 1.0, native=False)
     assert there.stacks == () and "did not answer" in there.unseen[0]
-
-
-def test_a_run_without_a_cluster_has_nothing_elsewhere() -> None:
     assert read_elsewhere(None, {}, 1.0, native=False).unseen == ()

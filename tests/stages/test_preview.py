@@ -101,7 +101,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, key_in_the_environment: N
     return Run(folder / "runs" / "preview", out.getvalue(), asked, endpoint.dropped, arguments)
 
 
-def test_every_prompt_is_asked_once_and_tried_as_often_as_in_training(finished: Run) -> None:
+def test_every_prompt_is_asked_tried_judged_and_counted_with_its_tokens(finished: Run) -> None:
     assert sorted(record["prompt_index"] for record in finished.records) == list(range(ROWS))
     for record in finished.records:
         seed = sample_seed(42, record["prompt_index"], 1)
@@ -110,9 +110,6 @@ def test_every_prompt_is_asked_once_and_tried_as_often_as_in_training(finished: 
         if record["reward"]["integrity"]:
             assert record["reward"]["k"] == right
             assert record["reward"]["difficulty"] == (ATTEMPTS - right) / (ATTEMPTS - 1)
-
-
-def test_what_leads_nowhere_is_rejected_with_its_reasons_and_the_rest_accepted(finished: Run) -> None:
     found = finished.lines("questions.jsonl")
     bad = [line for line in found if line["hop"] == 2 and line["doc_id"] in RIVERS]
     assert bad and [line for line in found if not line["accepted"]] == bad
@@ -122,29 +119,20 @@ def test_what_leads_nowhere_is_rejected_with_its_reasons_and_the_rest_accepted(f
     assert report["accepted"] == ROWS - len(bad) and report["prompts"] == ROWS
     assert [rates["prompts"] for rates in report["per_hop"].values()] == [6, 6]
     assert report["per_hop"]["2"]["accepted"] == 6 - len(bad)
-
-
-def test_evidence_of_two_hops_is_a_passage_that_was_found(finished: Run) -> None:
     for line in finished.lines("questions.jsonl"):
         if line["hop"] == 2 and line["accepted"]:
             assert line["evidence"].startswith("found: [1]") and line["answer"] in line["evidence"]
-
-
-def test_dropped_requests_are_counted_repeated_and_never_scored(finished: Run) -> None:
     assert finished.dropped == finished.requests // 5 > 10
     assert f"{finished.dropped} of {finished.requests} requests failed and were repeated" in finished.out
     assert finished.report["failed"] == 0 and finished.lines("failures.jsonl")[1:] == []
     assert all(record["reward"]["valid"] for record in finished.records)
-
-
-def test_tokens_and_their_price_are_those_that_the_endpoint_counted(finished: Run) -> None:
     cost = finished.report["cost"]
     assert cost["tokens_out"] == 20 * (finished.requests - finished.dropped)
     assert cost["usd"] == pytest.approx((cost["tokens_in"] + 10 * cost["tokens_out"]) / 1e6)
     assert f"{cost['tokens_out']:,} written, ${cost['usd']:.2f}" in finished.out
 
 
-def test_the_end_shows_three_accepted_questions_and_the_rejected_with_why_and_evidence(finished: Run) -> None:
+def test_console_and_page_show_questions_with_reasons_and_no_key(finished: Run) -> None:
     examples = Examples.from_dict(finished.report["examples"])
     assert len(examples.accepted) == 3 and {one.hop for one in examples.accepted} == {1, 2}
     assert 0 < len(examples.rejected) <= 3
@@ -153,17 +141,11 @@ def test_the_end_shows_three_accepted_questions_and_the_rejected_with_why_and_ev
         assert f"{one.question} → {one.answer}" in finished.out
         assert one.reason in finished.out and one.evidence in finished.out
         assert str(one.question) in page
-
-
-def test_the_key_was_sent_and_is_in_no_file_and_no_line(finished: Run) -> None:
     assert finished.requests  # the endpoint answers no request without the key
     written = [path for path in finished.folder.parent.parent.rglob("*") if path.is_file()]
     assert len(written) > 10
     assert not [path for path in written if KEY.encode() in path.read_bytes()]
     assert KEY not in finished.out
-
-
-def test_the_page_has_every_conversation_with_its_attempts_and_the_gates_reasons(finished: Run) -> None:
     run, unreadable = RunFolder(finished.folder), list[str]()
     shown = list(read_trajectories(run, unreadable))
     assert run.kind == "preview" and unreadable == [] and len(shown) == ROWS

@@ -91,7 +91,7 @@ def rows_of(path: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_model_as_it_came_and_every_step_due_is_validated(
+def test_every_step_due_is_validated_and_reported_by_hop(
     trained: Run, metrics: dict[int, dict[str, Any]]
 ) -> None:
     assert sorted(metrics) == [0, 1, 2]
@@ -100,9 +100,6 @@ def test_the_model_as_it_came_and_every_step_due_is_validated(
         validated = metrics[step]
         assert (validated["drzero/val/rows"], validated["drzero/val/failed"]) == (rows, 0)
         assert validated["drzero/val/em"] == pytest.approx(validated["val-core/search_zero/reward/mean@1"])
-
-
-def test_validation_is_reported_by_hop(trained: Run, metrics: dict[int, dict[str, Any]]) -> None:
     step, hops = (
         metrics[2],
         Counter(row["extra_info"]["hop"] for row in rows_of(trained.config.data.val_files)),
@@ -112,14 +109,11 @@ def test_validation_is_reported_by_hop(trained: Run, metrics: dict[int, dict[str
     assert right / hops.total() == pytest.approx(step["drzero/val/em"])
 
 
-def test_each_question_is_answered_by_a_group(trained: Run) -> None:
+def test_each_question_is_answered_by_a_group_scored_by_exact_match(trained: Run) -> None:
     sizes = [trained.config.actor_rollout_ref.rollout.n] * trained.config.data.train_batch_size
     for step in (1, 2):
         lines = trained.lines(f"dumps/step_{step:04d}.jsonl")
         assert sorted(Counter(line["key"].rsplit("_", 2)[0] for line in lines).values()) == sizes
-
-
-def test_every_dumped_reward_is_exact_match_with_the_questions_target(trained: Run) -> None:
     targets = {
         row["extra_info"]["doc_id"]: row["reward_model"]["ground_truth"]["target"]
         for row in rows_of(trained.config.data.train_files)
@@ -170,23 +164,21 @@ def test_the_sampler_is_the_old_policy_and_agrees_with_the_actor(
         assert 0 < 0.7 * least * verls <= own <= 1.4 * most * verls
 
 
-def test_training_moved_the_weights(trained: Run, speaking_model: Path) -> None:
+def test_the_run_leaves_one_moved_checkpoint_a_result_and_a_summary(
+    trained: Run, speaking_model: Path, metrics: dict[int, dict[str, Any]]
+) -> None:
     before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(checkpoint_weights(trained, 2)[name], before[name])
-
-
-def test_only_the_last_checkpoint_is_kept_and_whole(trained: Run) -> None:
     assert [path.name for path in trained.folder.glob("global_step_*")] == ["global_step_2"]
-
-
-def test_the_result_names_the_checkpoint_and_counts_the_tokens(
-    trained: Run, metrics: dict[int, dict[str, Any]]
-) -> None:
     result = read_result(trained.folder)
     assert result and result.outputs == {"checkpoint": trained.folder / "global_step_2"}
     assert result.tokens == sum(metrics[step]["perf/total_num_tokens"] for step in (1, 2))
     assert result.figures["validation_exact_match_last"] == metrics[2]["drzero/val/em"]
+    assert (
+        "validation" in trained.out and "pass" not in trained.out.partition("solver_iter1: 2 steps")[2][:300]
+    )
+    assert json.loads((trained.folder / "summary.json").read_text())["figures"]["steps"] == 2
 
 
 def test_the_data_is_drawn_in_the_order_of_an_unbroken_run(trained: Run) -> None:
@@ -196,13 +188,6 @@ def test_the_data_is_drawn_in_the_order_of_an_unbroken_run(trained: Run) -> None
         for batch in unbroken_order(trained.config, 2)
     ]
     assert dumped_order(trained, (1, 2)) == drawn
-
-
-def test_the_summary_has_a_solvers_columns(trained: Run) -> None:
-    assert (
-        "validation" in trained.out and "pass" not in trained.out.partition("solver_iter1: 2 steps")[2][:300]
-    )
-    assert json.loads((trained.folder / "summary.json").read_text())["figures"]["steps"] == 2
 
 
 @second_run

@@ -176,24 +176,18 @@ def test_a_samples_seed_is_stable_and_fits_63_bits(seed: int, prompt: int, numbe
     assert 0 <= drawn < 2**63
 
 
-def test_no_two_samples_share_a_seed_and_another_run_seed_gives_others() -> None:
+def test_seeds_are_unique_differ_by_run_and_match_existing_journals() -> None:
     of_run = {seed: {sample_seed(seed, p, n) for p in range(200) for n in range(5)} for seed in (1, 2)}
     assert len(of_run[1]) == 1000
     assert not of_run[1] & of_run[2]
-
-
-def test_the_seeds_are_those_of_the_journals_that_are_out_there() -> None:
     assert sample_seed(42, 7, 2) == 3865306493070812723
 
 
-def test_the_partitions_share_out_the_prompts(config: DictConfig) -> None:
+def test_the_partitions_share_out_the_prompts_every_fifth_row_each(config: DictConfig) -> None:
     dealt = []
     for config.partition in range(1, 6):
         dealt += [row["extra_info"]["index"] for row in partition_rows(config)]
     assert sorted(dealt) == list(range(60))
-
-
-def test_a_partition_holds_every_fifth_row(config: DictConfig) -> None:
     config.partition = 2
     assert [row["extra_info"]["index"] for row in partition_rows(config)] == list(range(1, 60, 5))
 
@@ -453,8 +447,12 @@ def test_what_cannot_go_well_is_refused_before_anything_starts(
     assert not (Path(config.run.dir) / "logs").exists()
 
 
-def test_a_challenger_that_is_an_export_is_served_as_it_is(config: DictConfig) -> None:
+def test_an_export_is_served_as_it_is_and_named_in_the_pairs(config: DictConfig, tmp_path: Path) -> None:
     assert merge_if_needed(config) == config.challenger
+    export = tmp_path / "challenger_iter1_hf"
+    export.mkdir()
+    config.paths.checkpoints, config.challenger = str(tmp_path), str(export)
+    assert generator_name(config, "0123456789abcdef") == "challenger_iter1_hf@0123456789ab"
 
 
 def test_a_challenger_that_is_a_run_is_merged_into_the_stages_own_folder_first(
@@ -466,13 +464,6 @@ def test_a_challenger_that_is_a_run_is_merged_into_the_stages_own_folder_first(
         model = Path(merge_if_needed(config))
     assert model.parent == Path(config.run.dir)
     assert (model / "model.safetensors").is_file()
-
-
-def test_the_pairs_name_the_export_they_come_from(config: DictConfig, tmp_path: Path) -> None:
-    export = tmp_path / "challenger_iter1_hf"
-    export.mkdir()
-    config.paths.checkpoints, config.challenger = str(tmp_path), str(export)
-    assert generator_name(config, "0123456789abcdef") == "challenger_iter1_hf@0123456789ab"
 
 
 def records_in(path: Path) -> list[dict[str, Any]]:
@@ -540,19 +531,20 @@ def prompts_in(folder: Path) -> tuple[list[int], list[int]]:
     return accepted, [json.loads(line)["prompt_index"] for line in lines]
 
 
-def test_each_sample_of_each_prompt_is_drawn_once(finished: Run) -> None:
+def test_a_finished_stage_has_each_sample_and_prompt_once_and_says_so(finished: Run) -> None:
     wanted = [(index, number) for index in range(0, 60, 5) for number in range(5)]
     assert keys(records_in(finished.folder / "samples.jsonl")) == wanted
-
-
-def test_accepted_and_rejected_hold_each_prompt_of_the_partition_once(finished: Run) -> None:
     accepted, rejected = prompts_in(finished.folder)
     assert accepted and sorted([*accepted, *rejected]) == list(range(0, 60, 5))
-
-
-def test_the_end_says_how_many_prompts_gave_a_pair(finished: Run) -> None:
     accepted, _ = prompts_in(finished.folder)
     assert f"{len(accepted)} of 12 prompts gave a pair" in finished.out
+    result = read_result(finished.folder)
+    records = records_in(finished.folder / "samples.jsonl")
+    assert result is not None
+    assert set(result.outputs) == {"train", "val", "rejects"}
+    assert all(path.is_file() for path in result.outputs.values())
+    assert result.tokens == sum(record["tokens_in"] + record["tokens_out"] for record in records)
+    assert not list(finished.folder.glob(".*.tmp"))
 
 
 def test_the_end_shows_accepted_and_rejected_questions_with_why_and_where_the_answer_stands(
@@ -566,7 +558,7 @@ def test_the_end_shows_accepted_and_rejected_questions_with_why_and_where_the_an
         assert one.reason in finished.out and one.evidence
 
 
-def test_where_no_pair_is_accepted_the_end_still_shows_what_was_rejected(
+def test_without_a_pair_only_the_reasons_are_left_and_shown(
     finished: Run, config: DictConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config.gates.integrity = True
@@ -574,19 +566,15 @@ def test_where_no_pair_is_accepted_the_end_still_shows_what_was_rejected(
         judge_again(config, finished)
     out = capsys.readouterr().out
     assert "accepted: none" in out and "integrity: " in out.partition("rejected")[2]
-
-
-def test_the_result_names_what_the_solver_reads(finished: Run) -> None:
-    result = read_result(finished.folder)
-    records = records_in(finished.folder / "samples.jsonl")
-    assert result is not None
-    assert set(result.outputs) == {"train", "val", "rejects"}
-    assert all(path.is_file() for path in result.outputs.values())
-    assert result.tokens == sum(record["tokens_in"] + record["tokens_out"] for record in records)
-
-
-def test_nothing_temporary_is_left(finished: Run) -> None:
-    assert not list(finished.folder.glob(".*.tmp"))
+    config.gates.integrity = True
+    with pytest.raises(DataError, match=r"no pair was accepted from 12 prompts.*rejects\.jsonl"):
+        judge_again(config, finished)
+    folder = Path(config.run.dir)
+    rejects = [json.loads(line) for line in (folder / "rejects.jsonl").read_text().splitlines()]
+    assert sorted(reject["prompt_index"] for reject in rejects) == list(range(0, 60, 5))
+    reasons = [reason for reject in rejects for sample in reject["samples"] for reason in sample["reasons"]]
+    assert any(reason.startswith("integrity: ") for reason in reasons)
+    assert not any((folder / name).exists() for name in ("train.parquet", "val.parquet", "result.json"))
 
 
 def test_a_row_says_where_it_comes_from(finished: Run, speaking_model: Path) -> None:
@@ -638,18 +626,6 @@ def test_fewer_samples_can_be_judged_later(finished: Run, config: DictConfig) ->
     config.samples = 2
     report = json.loads((judge_again(config, finished) / "report.json").read_text())
     assert (report["samples"], report["missing_samples"]) == (24, 0)
-
-
-def test_no_pair_at_all_is_an_error_that_leaves_only_the_reasons(finished: Run, config: DictConfig) -> None:
-    config.gates.integrity = True
-    with pytest.raises(DataError, match=r"no pair was accepted from 12 prompts.*rejects\.jsonl"):
-        judge_again(config, finished)
-    folder = Path(config.run.dir)
-    rejects = [json.loads(line) for line in (folder / "rejects.jsonl").read_text().splitlines()]
-    assert sorted(reject["prompt_index"] for reject in rejects) == list(range(0, 60, 5))
-    reasons = [reason for reject in rejects for sample in reject["samples"] for reason in sample["reasons"]]
-    assert any(reason.startswith("integrity: ") for reason in reasons)
-    assert not any((folder / name).exists() for name in ("train.parquet", "val.parquet", "result.json"))
 
 
 def test_a_selection_that_fails_leaves_nothing_of_the_one_before(finished: Run, config: DictConfig) -> None:

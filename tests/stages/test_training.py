@@ -101,10 +101,24 @@ def test_a_validation_at_the_start_adds_to_its_step_and_is_no_step_of_training(t
     assert (figures["validation_exact_match_first"], figures["validation_exact_match_last"]) == (0.5, 1.0)
 
 
-def test_a_validation_that_failed_as_a_whole_is_counted_and_is_no_score() -> None:
+def test_figures_without_data_are_left_out_and_others_are_means_over_rows() -> None:
     failed = {"drzero/val/rows": 0.0, "drzero/val/failed": 7.0}
     figures = summarise({0: VALIDATED, 2: TRAINED | failed}, "grpo")
     assert (figures["validation_exact_match_last"], figures["validation_failed"]) == (0.5, 8)
+    both, one = {f"{ALARM}zero-variance": 1.0, f"{ALARM}entropy": 1.0}, {f"{ALARM}entropy": 1.0}
+    steps = {4: TRAINED, 5: JUDGED | one, 6: JUDGED, 7: JUDGED | both, 8: JUDGED | both}
+    figures = {name: step for name, step in summarise(steps, "grpo").items() if name.endswith("_from_step")}
+    assert figures == {"collapse_entropy_from_step": 5, "collapse_zero_variance_from_step": 7}
+    won, reward = "drzero/reward/part/won", "drzero/reward/score"
+    steps = {
+        1: TRAINED | {reward: 1.0, won: 1.0},
+        2: TRAINED | {reward: 0.5, "drzero/rollout/rows": 12.0},
+    }
+    figures = summarise(steps, "environment")
+    assert (figures["reward"], figures["part_won"]) == (0.625, 1.0)
+    one_hop = TRAINED | {"drzero/reward/score": 0.5, "drzero/rollout/rows_multi_hop": 0.0}
+    figures = summarise({1: one_hop}, "hrpo")
+    assert figures["reward"] == 0.5 and "searched_share_multi_hop" not in figures
 
 
 @pytest.mark.parametrize(
@@ -116,29 +130,6 @@ def test_no_alarms_are_reported_for_a_run_too_short_to_judge(
     steps: dict[int, dict[str, Any]], expected: int | None
 ) -> None:
     assert summarise(steps, "hrpo").get("steps_with_collapse_alarms") == expected
-
-
-def test_the_summary_has_the_step_at_which_each_alarm_was_first_raised() -> None:
-    both, one = {f"{ALARM}zero-variance": 1.0, f"{ALARM}entropy": 1.0}, {f"{ALARM}entropy": 1.0}
-    steps = {4: TRAINED, 5: JUDGED | one, 6: JUDGED, 7: JUDGED | both, 8: JUDGED | both}
-    figures = {name: step for name, step in summarise(steps, "grpo").items() if name.endswith("_from_step")}
-    assert figures == {"collapse_entropy_from_step": 5, "collapse_zero_variance_from_step": 7}
-
-
-def test_a_figure_is_the_mean_over_the_rows_of_the_steps_that_have_it() -> None:
-    won, reward = "drzero/reward/part/won", "drzero/reward/score"
-    steps = {
-        1: TRAINED | {reward: 1.0, won: 1.0},
-        2: TRAINED | {reward: 0.5, "drzero/rollout/rows": 12.0},
-    }
-    figures = summarise(steps, "environment")
-    assert (figures["reward"], figures["part_won"]) == (0.625, 1.0)
-
-
-def test_a_run_without_questions_of_several_hops_has_no_share_of_them_that_searched() -> None:
-    one_hop = TRAINED | {"drzero/reward/score": 0.5, "drzero/rollout/rows_multi_hop": 0.0}
-    figures = summarise({1: one_hop}, "hrpo")
-    assert figures["reward"] == 0.5 and "searched_share_multi_hop" not in figures
 
 
 @pytest.mark.parametrize(("step", "reported"), [(TRAINED, True), (JUDGED, False)], ids=["short", "judged"])

@@ -37,7 +37,7 @@ def hang() -> DictConfig:
     return resolve(compose_stage("solver", ["hardware=8xh100", "debug=hang"]))
 
 
-def test_the_plan_holds_the_limits_of_the_config(config: DictConfig, hang: DictConfig) -> None:
+def test_the_plan_holds_the_configured_limits_for_every_phase(config: DictConfig, hang: DictConfig) -> None:
     plan = watch_plan(config)
     assert (plan.stall_action, plan.native, plan.patience.cold_start_s, plan.patience.floor_s) == (
         "report",
@@ -49,26 +49,21 @@ def test_the_plan_holds_the_limits_of_the_config(config: DictConfig, hang: DictC
     assert (plan.patience.factor, watch_plan(hang).patience.factor) == (5, 2)
     assert plan.patience.fixed == {"start-up": 900, "done": 300, "out-of-time": 300, "save": 1200}
     assert plan.heartbeats == Path(config.run.dir) / "heartbeats.jsonl"
-
-
-def test_every_phase_has_a_key_for_a_limit_of_its_own(config: DictConfig) -> None:
     assert set(config.watchdog.limits) == set(get_args(Phase))
 
 
-def test_services_are_watched_by_real_work_and_only_retrieval_is_started_again(config: DictConfig) -> None:
+def test_services_are_watched_by_real_work_and_not_debugged_by_default(config: DictConfig) -> None:
     retrieval, solver = retrieval_spec(config), solver_spec(config)
     assert (retrieval.restarts, solver.restarts) == (3, 0)
     assert retrieval.liveness.url.endswith("/health") and retrieval.liveness.metrics_url
     assert solver.liveness.work == ("engine_generated_tokens_total",)
+    assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "RAY_BACKEND_LOG_LEVEL"} & set(process_env(config))
 
 
-def test_sglang_is_asked_for_a_token(hang: DictConfig) -> None:
+def test_debug_hang_makes_every_component_log_more_and_sglang_is_asked_for_a_token(hang: DictConfig) -> None:
     solver = solver_spec(hang)
     assert solver.liveness.url.endswith("/health_generate")
     assert "--enable-metrics" in solver.command
-
-
-def test_debug_hang_makes_every_component_log_more(hang: DictConfig) -> None:
     environment = process_env(hang)
     assert environment["NCCL_DEBUG"] == "INFO" and environment["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
     assert environment["CUDA_LAUNCH_BLOCKING"] == "1"
@@ -77,10 +72,8 @@ def test_debug_hang_makes_every_component_log_more(hang: DictConfig) -> None:
         assert environment[name] == "DEBUG"
     assert environment["RAY_BACKEND_LOG_LEVEL"] == "debug"
     assert "debug" in solver_spec(hang).command  # SGLang's --log-level
-
-
-def test_a_run_that_is_not_debugged_has_none_of_it(config: DictConfig) -> None:
-    assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "RAY_BACKEND_LOG_LEVEL"} & set(process_env(config))
+    for spec in (solver_spec(hang), retrieval_spec(hang)):
+        assert not spec.env.keys() & NO_RECORDER.keys()
 
 
 # The ranks' recorder ----------------------------------------------------------------------------------------
@@ -154,12 +147,6 @@ def test_the_dumps_of_a_killed_start_are_found_and_kept_by_the_next(
 def test_a_run_without_dumps_is_diagnosed_without_them(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_diagnose([str(run)])
     assert "torchfrtrace" not in capsys.readouterr().out
-
-
-def test_no_service_records_collectives(hang: DictConfig) -> None:
-    """The solver's schedulers would take the pipes of the trainer's ranks."""
-    for spec in (solver_spec(hang), retrieval_spec(hang)):
-        assert not spec.env.keys() & NO_RECORDER.keys()
 
 
 def test_the_places_where_veRL_waits_are_still_there() -> None:

@@ -10,7 +10,6 @@ import asyncio
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ class Plan:
 
 @dataclass
 class Bench:
-    """The runs, and what the watches saw."""
+    """The runs and the watches' findings."""
 
     runs: list[AgentRun]
     seconds: float
@@ -147,7 +146,11 @@ class _Player:
         cause = " ".join(f"{type(first).__name__}: {first}".split())[:300].removesuffix(":")
         if late:
             cause = f"did not end within {self._plan.deadline_s:g} s"
-        return Failure(self._redacted(cause), self._place(first), self._redacted(_trace(error)))
+        try:
+            trace = "".join(traceback.format_exception(error))
+        except RecursionError:
+            trace = repr(error)[:1000]
+        return Failure(self._redacted(cause), self._place(first), self._redacted(trace))
 
     def _place(self, error: BaseException) -> str:
         """The innermost line of the agent's code in the traceback."""
@@ -163,9 +166,3 @@ class _Player:
     def _redacted(self, text: str) -> str:
         key = self._plan.api_key
         return text if key == NO_KEY else text.replace(key, "***")
-
-
-def _trace(error: BaseException) -> str:
-    with suppress(RecursionError):
-        return "".join(traceback.format_exception(error))
-    return repr(error)[:1000]

@@ -55,7 +55,11 @@ def load_prompts(path: str, tokenizer: Any, wording: Wording, n: int, seed: int)
 
     Raises DataError or FileNotFoundError.
     """
-    rows = _training_rows(path) if _is_training_file(path) else _questions(path, wording)
+    columns: list[str] = []
+    if path.endswith(".parquet") and Path(path).is_file():
+        with arrow_faults(Path(path), "prepare the data again"):
+            columns = pq.read_schema(path).names
+    rows = _training_rows(path) if "agent_name" in columns else _questions(path, wording)
     chosen = sorted(random.Random(seed).sample(range(len(rows)), min(n, len(rows))))
     return [
         Prompt(name, messages, render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA]), by, score)
@@ -64,13 +68,6 @@ def load_prompts(path: str, tokenizer: Any, wording: Wording, n: int, seed: int)
 
 
 ScoredRow = tuple[str, Sequence[Message], str, Callable[[Trajectory], float]]
-
-
-def _is_training_file(path: str) -> bool:
-    if not (path.endswith(".parquet") and Path(path).is_file()):
-        return False
-    with arrow_faults(Path(path), "prepare the data again"):
-        return "agent_name" in pq.read_schema(path).names
 
 
 def _training_rows(path: str) -> list[ScoredRow]:

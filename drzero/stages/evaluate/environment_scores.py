@@ -16,7 +16,7 @@ from drzero.stages.evaluate.intervals import mean_interval, wilson
 
 @dataclass(frozen=True)
 class EnvironmentScore:
-    """What a model achieves in an environment. Means and shares are None without an episode."""
+    """A model's score in an environment. Means and shares are None without an episode."""
 
     n: int
     """Episodes with a score."""

@@ -1,4 +1,4 @@
-"""What an evaluation on benchmarks and one in an environment have in common."""
+"""The common form of evaluations on benchmarks and in environments."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +15,7 @@ Attempt = TypeVar("Attempt")
 
 @dataclass(frozen=True)
 class Scores:
-    """What an evaluation prints and writes."""
+    """The results to print and write."""
 
     table: Table
     report: dict[str, Any]

@@ -75,7 +75,7 @@ def model_of(config: DictConfig) -> StageModel:
 def _run_missing(
     config: DictConfig, evaluation: Evaluation[Any, Any], model: StageModel, journal: Journal
 ) -> list[Failed[Any]]:
-    """Run the jobs the journal lacks. Returns those that failed twice, unless there are too many."""
+    """Run the jobs the journal lacks. Returns the jobs that failed twice, unless there are too many."""
     done = {record["key"] for record in journal.records}
     total, waiting = len(evaluation.jobs), [job for job in evaluation.jobs if evaluation.key(job) not in done]
     print(f"{evaluation.to_do.format(total=total, missing=len(waiting))}, {model.shown}")
