@@ -62,7 +62,7 @@ def test_a_page_names_nodes_processes_and_a_cluster_that_does_not_answer() -> No
     page = stall_report(situation, diagnose(situation, Landmarks()), Landmarks(), {}, {}, 1.0)
     assert "pid 7 on 10.0.0.1 (gpu-1)" in page
     assert "- node 10.0.0.2 (gpu-2): no answer within 40 s" in page
-    assert "sampled on the run's own alone" in page
+    assert "sampled only on the run's own node" in page
     (line,) = grouped([rank(7, "10.0.0.1"), rank(7, "10.0.0.2")], Landmarks())
     assert line.startswith("2 × ") and "7 on 10.0.0.1" in line and "7 on 10.0.0.2" in line
     there = read_elsewhere("127.0.0.1:1", {}, 1.0, native=False)
