@@ -516,7 +516,7 @@ def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(
     config = resolve(compose(None, files, "hops=[2,4]", "questions_per_benchmark=3"))
     assert Counter(q.benchmark for q in load_questions(config)) == {"demo_2hop": 3, "demo_4hop": 3, "nq": 1}
     config = resolve(compose(None, f"benchmarks=[{prepared.corpus / 'chains.jsonl'}]", "hops=[7]"))
-    with pytest.raises(DataError, match=r"hops=\[7\] leaves no question to ask: .* those of 1, 2, 3, 4"):
+    with pytest.raises(DataError, match=r"hops=\[7\] leaves no question to ask: .* hops 1, 2, 3, 4"):
         load_questions(config)
 
 
