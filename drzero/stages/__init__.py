@@ -1,4 +1,1 @@
-"""The stages: one function over one composed config each, and the parts they share.
-
-A stage knows nothing of the loop that runs it.
-"""
+"""The stages: functions over one composed config each, and the parts they share. The loop runs them."""

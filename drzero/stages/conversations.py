@@ -1,11 +1,8 @@
 """Run many conversations with a served model: what synthesize, preview and evaluate share.
 
-    async with served_agent(SolverAgent, config, own_model(config, "solver")) as agent:
-        failed = await play_all(jobs, play, on_result, services, concurrency=256, description="evaluate")
-    check_failed_share(failed, len(jobs), config.run.max_failed_share)
-
-Each result is handed over when its conversation ends, so a journal survives a kill. A service that dies
-meanwhile ends the stage at once. Near the stop time no conversation is started.
+async with served_agent(SolverAgent, config, own_model(config, "solver")) as agent:
+    failed = await play_all(jobs, play, on_result, services, concurrency=256, description="evaluate")
+check_failed_share(failed, len(jobs), config.run.max_failed_share)
 """
 
 import asyncio
@@ -41,7 +38,6 @@ _LAST_END_S = 20.0
 """Conversations are dropped this long before the stop time, because services take time to stop."""
 _CHECK_EVERY_S = 1.0
 _LOG_EVERY_S = 60.0
-"""Between two lines of progress without a terminal."""
 _BLAME_S = 1.0  # a dead service may take a moment to be seen as dead
 _HOPELESS = 2
 """This many times `concurrency` failures in a row end the stage."""
@@ -146,10 +142,10 @@ async def play_all(
     concurrency: int,
     description: str,
 ) -> list[Failed[Job]]:
-    """Run every job and hand each finished conversation to `on_result`. Returns the jobs that failed twice.
+    """Run every job, a failed one once more after all others. Returns the jobs that failed twice.
 
-    A failed conversation is retried once, after all others. Raises OutOfTime at the stop time, ServiceDied,
-    or ConversationsFailed if a server refuses a request or too many conversations fail in a row.
+    Raises OutOfTime at the stop time, ServiceDied, or ConversationsFailed if a server refuses a request or
+    too many conversations fail in a row.
     """
     player = _Player(play, on_result, services, concurrency)
     failed = await player.once(jobs, description)
@@ -171,15 +167,12 @@ def check_failed_share(failed: Sequence[Failed[Any]], total: int, max_share: flo
 
 @dataclass(frozen=True)
 class _Player(Generic[Job, Played]):
-    """The arguments of `play_all` that both passes share."""
-
     play: Callable[[Job], Awaitable[Played]]
     on_result: Callable[[Job, Played], None]
     services: ServiceGroup
     concurrency: int
 
     async def once(self, jobs: Sequence[Job], description: str) -> list[Failed[Job]]:
-        """Run every job once. Returns the failed ones."""
         failed: list[Failed[Job]] = []
         waiting, running = iter(jobs), dict[asyncio.Future[Played], Job]()
         since_success, check_at = 0, time.monotonic()
@@ -250,10 +243,7 @@ def _cause_and_advice(failed: Sequence[Failed[Any]]) -> str:
 
 @contextmanager
 def _progress(description: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, else a log line every `_LOG_EVERY_S` seconds.
-
-    Yields a function that counts one more conversation, given the failures so far.
-    """
+    """A progress bar or log lines. Yields a function that counts one more, given the failures so far."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

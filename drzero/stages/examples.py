@@ -16,7 +16,7 @@ from verl_ext.method.trajectory import Trajectory
 SUMMARY = "summary.json"
 """A training run's figures, steps, and a challenger's examples."""
 _STEPS = 4
-"""Examples come from the last steps of a run, at most this many."""
+"""Examples come from at most this many last steps."""
 FAULTS = {
     "no_question": "the last turn has no <question>",
     "no_answer": "the last turn has no <answer>",

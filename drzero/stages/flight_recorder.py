@@ -1,11 +1,9 @@
-"""torch's Flight Recorder in the trainer's ranks, and the dumps a run keeps.
+"""torch's Flight Recorder in the trainer's ranks, and the dumps a run keeps in `RUN_DIR/flight`.
 
     with flight_recorder(run_dir) as environment:
         …                                       # a start of the trainer, with that environment
-    # the ranks' dumps are now in run_dir / "flight"
 
-Pipes live on the machine's temporary disk. torch makes them in a thread that catches nothing, so in a run's
-folder on a network mount without FIFOs all ranks would abort as NCCL starts.
+Pipes live on the local disk: on a network mount without FIFOs all ranks would abort as NCCL starts.
 """
 
 import hashlib
@@ -20,7 +18,6 @@ from drzero.ops.console import say
 from drzero.ops.watchdog.collect import keep_dumps
 
 FLIGHT = "flight"
-"""The folder of dumps in a run's folder."""
 
 
 def recorder_folder(run_dir: Path) -> Path:
@@ -45,11 +42,7 @@ def flight_recorder(run_dir: Path) -> Iterator[dict[str, str]]:
 
 
 def recorder_env(folder: Path) -> dict[str, str]:
-    """The environment of ranks that record their collectives.
-
-    They dump them into `folder` when one times out and, with pipes, when the watchdog asks. The names fit
-    torch 2.9 to 2.13.
-    """
+    """Ranks dump their collectives on a timeout and, with pipes, on demand. Names of torch 2.9 to 2.13."""
     recorded = {
         # Which of the two names opens the pipe depends on the release.
         "TORCH_FR_BUFFER_SIZE": "2000",

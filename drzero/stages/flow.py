@@ -3,8 +3,7 @@
     with flow_monitor(config) as flow:
         run_supervised(trainer, services, plan=watch_plan(config, flow))
 
-The trainer counts veRL's buffer (`verl_ext.trainer.flow_counters`), workers' progress files the calls in
-flight, and services their own queues. The monitor writes all of it to `RUN_DIR/flow.jsonl`.
+It writes `RUN_DIR/flow.jsonl`.
 """
 
 import time
@@ -43,10 +42,7 @@ _SOLVER = {
 def flow_monitor(
     config: DictConfig, *, services: bool = True, log: Callable[[str, str], None] = detail
 ) -> FlowMonitor:
-    """The monitor of a run, from its resolved config. Without `services` no metrics are read.
-
-    `log` gets a line every `flow.log_every_s`.
-    """
+    """The monitor of a resolved config. `log` gets a line every `flow.log_every_s`."""
     folder, since = Path(config.run.dir), time.time()
     plays = config.method == "environment"
     calls = (*CALLS, "environment") if plays else CALLS

@@ -36,8 +36,7 @@ _SIZES += [
 def run_merge(config: DictConfig) -> Path:
     """Merge the last checkpoint of `config.source` into `config.run.export_dir`. Returns that folder.
 
-    Writes `report.json` and `result.json`. Raises CheckError before anything is written, OutOfTime if the
-    export would take longer than the time left, ChildFailed if veRL's merger fails.
+    Raises CheckError before anything is written, OutOfTime, or ChildFailed if the merger fails.
     """
     require(config, "merge")
     config = resolve(config)

@@ -1,10 +1,4 @@
-"""The model a stage talks to: one the stage serves itself, or one behind an endpoint (`endpoint=`).
-
-    drzero preview source=papers.jsonl endpoint=https://api.example.com/v1 model=a-model
-    drzero synthesize endpoint=http://127.0.0.1:8001/v1 endpoint_model=a-model
-
-`endpoint_key` names the environment variable with the endpoint's key. Only requests carry the key.
-"""
+"""The model a stage talks to: its own, or one behind `endpoint=`. Only requests carry the endpoint's key."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,16 +22,13 @@ _TIMEOUT_S = 10.0
 
 @dataclass(frozen=True)
 class StageModel:
-    """A model, and how to reach it: a completions server that takes token ids, or a chat endpoint."""
+    """A completions server that takes token ids, or a chat endpoint."""
 
     name: str
-    """What its server calls it."""
     identity: str
     """Tells it from any other model."""
     shown: str
-    """Where it comes from, for the reader."""
     url: str = ""
-    """The completions endpoint."""
     tokenizer: Any = None
     key_variable: str = MODEL_KEY
     """The environment variable with the server's key."""
@@ -46,17 +37,14 @@ class StageModel:
 
 
 def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> StageModel:
-    """The model the stage serves from `solver.model_path`; `key` is blamed if it cannot be used.
-
-    Raises PreflightFailed unless the model exists and speaks ChatML with tools.
-    """
+    """The model the stage serves. Raises PreflightFailed about `key` unless it speaks ChatML with tools."""
     path = str(config.solver.model_path)
     tokenizer = load_chat_tokenizer(path, key)
     return StageModel(name, fingerprint_model(path), path, completions_url(config), tokenizer)
 
 
 def completions_url(config: DictConfig) -> str:
-    """The completions endpoint of the stage's own model server."""
+    """The stage's own model server."""
     return f"http://{config.solver.host}:{config.solver.port}/v1/completions"
 
 
@@ -70,10 +58,7 @@ def chat_model(config: DictConfig) -> StageModel:
 
 
 def preview_overrides(overrides: Sequence[str]) -> list[str]:
-    """With `endpoint=`, let `model=NAME` name the endpoint's model unless NAME is in config/model/.
-
-    The prompts are then worded for a capable model on any hardware.
-    """
+    """With `endpoint=`, `model=NAME` names the endpoint's model unless config/model/ has NAME."""
     if not any(override.startswith("endpoint=") for override in overrides):
         return list(overrides)
     groups = {path.stem for path in (CONFIG_DIR / "model").glob("*.yaml")}

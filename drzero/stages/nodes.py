@@ -1,7 +1,4 @@
-"""Train on a Ray cluster: the workers' environment, and a watch on the nodes.
-
-Workers on a cluster get the environment of `ray start` on their node, so Ray must add the trainer's.
-"""
+"""Train on a Ray cluster: the workers' environment, and a watch on the nodes."""
 
 import os
 import tempfile
@@ -21,10 +18,7 @@ _OURS = "DRZERO_"
 
 
 def share_environment(config: DictConfig, environment: Mapping[str, str]) -> None:
-    """Write the workers' environment into the config, from which veRL hands it to Ray.
-
-    The config is a file of the run, so secrets stay out: each node's Ray is started with them.
-    """
+    """Have Ray give workers this environment, without secrets: the config is a file of the run."""
     ours = {name: value for name, value in os.environ.items() if name.startswith(_OURS)}
     with open_dict(config):
         config.ray_kwargs.ray_init.runtime_env.env_vars = {**ours, **environment}

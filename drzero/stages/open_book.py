@@ -1,8 +1,4 @@
-"""The open-book gate: the solver answers each passing pair with its passages in view.
-
-The journal keeps the answers, so a rerun asks only the missing ones. The solver's prompt
-is in `verl_ext.method.open_book`.
-"""
+"""The open-book gate: the solver answers each passing pair with its passages in view."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,19 +26,17 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class OpenBook:
-    """The verdicts and answers."""
+    """The journal's records and their verdicts."""
 
     verdicts: dict[Key, str | None]
     """The reason against each pair, None if it passed."""
     records: list[dict[str, Any]]
-    """The journal's, one an answer."""
 
 
 def check_open_book(config: DictConfig, pairs: Sequence[Pair], samples: Mapping[str, Any]) -> OpenBook:
-    """Ask the solver `gates.open_book_model` for the missing answers.
+    """Ask the solver for the answers its journal lacks. `samples` identifies the pairs' samples.
 
-    `samples` identifies the samples the pairs come from. Raises OutOfTime, ServiceDied or
-    ConversationsFailed.
+    Raises OutOfTime, ServiceDied or ConversationsFailed.
     """
     # The reference engine reads all waiting prompts before it answers a probe, and these are long.
     at_once = 8 if config.solver.engine == "reference" else config.solver.concurrency
@@ -71,10 +65,7 @@ def check_open_book(config: DictConfig, pairs: Sequence[Pair], samples: Mapping[
 async def ask_solver(
     config: DictConfig, model: StageModel, pairs: Sequence[Pair], journal: Journal, services: ServiceGroup
 ) -> list[Failed[Pair]]:
-    """Ask about these pairs and journal the answers. Returns the pairs that failed twice.
-
-    Raises ConversationsFailed if too many did.
-    """
+    """Returns the pairs that failed twice. Raises ConversationsFailed if too many did."""
     async with served_agent(SearchAgent, config, model) as agent:
         form, limit = config.prompts.form, config.retrieval.response_limit
         turns = config.rollout.max_turns

@@ -73,11 +73,9 @@ def embed_corpus(config: DictConfig) -> None:
 def prepare_data(
     config: DictConfig, corpus: Corpus | None = None, about: Container[str] | None = None
 ) -> PrepareReport:
-    """Write `zero_ratio….parquet`, its held-out split and `quality.json`. Prints and returns a report.
+    """Index the corpus and write prompts, held-out split and `quality.json`. With `about`, only of these ids.
 
-    `corpus` replaces the configured source. With `about`, prompts show only documents with these ids.
-    Raises CorpusError, StoreError, DataError or ValueError with nothing half-written, or OutOfTime. The next
-    run resumes the index.
+    Raises OutOfTime, or CorpusError, StoreError, DataError or ValueError with nothing half-written.
     """
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
@@ -113,11 +111,7 @@ def prepare_data(
 def write_prompts(
     config: DictConfig, held_out: set[str], tokenizer: Tokenizer, about: Container[str] | None = None
 ) -> tuple[PrepareReport, dict[str, int] | None, set[str]]:
-    """Write the prompts of the configured index.
-
-    Returns their report, the index's chains if counted, and, if it is read whole, the documents to hold out
-    that it lacks.
-    """
+    """Returns a report, the index's chains if counted, and held-out documents missing from a whole index."""
     index = index_of(config)
     with closing(index.open()) as store:
         chunks = store.info.chunks
@@ -159,7 +153,6 @@ def write_prompts(
         out_dir=Path(config.out_dir),
         drawn_from=None if drawn is None else chunks,
     )
-    # Draws do not see every entry.
     return prompts, chains, held_out - found if drawn is None else set()
 
 
@@ -236,10 +229,7 @@ def until_the_stop_time() -> Iterator[None]:
 
 
 def held_out_documents(benchmarks: Iterable[str], names: FieldNames | None = None) -> set[str]:
-    """The ids of the documents these benchmark files are about.
-
-    Raises DataError for an unreadable file or a question without documents.
-    """
+    """The documents these benchmark files are about. Raises DataError for a question without any."""
     documents: set[str] = set()
     for source in benchmarks:
         for question in load_benchmark(source, names):

@@ -58,16 +58,13 @@ _SERVICE = "model"
 
 @dataclass(frozen=True)
 class _Judged(Conversation):
-    """A challenger's conversation with its question's reward, and the tokens of all attempts."""
-
     reward: dict[str, Any]
 
 
 def run_preview(config: DictConfig) -> None:
     """Index a sample, play the missing questions, judge all, then write and print the report.
 
-    Raises PreflightFailed, CorpusError or DataError before anything is asked, then OutOfTime, ServiceDied or
-    ConversationsFailed. Finished questions are kept.
+    Raises PreflightFailed, CorpusError, DataError, OutOfTime, ServiceDied or ConversationsFailed.
     """
     config = check_and_resolve(config, "preview")
     folder = Path(config.run.dir)
@@ -128,7 +125,6 @@ def _prepare(config: DictConfig) -> tuple[Path, dict[str, Any]]:
 def _play_missing(
     config: DictConfig, model: StageModel, rows: Sequence[PromptRow], journal: Journal, lost: Journal
 ) -> None:
-    """Play the questions the journal lacks. Prints why some failed twice; the next start retries them."""
     done = {record["prompt_index"] for record in journal.records}
     missing = [sample for sample in questions(config, rows) if sample.prompt_index not in done]
     tries = f"each tried {config.solver.attempts} times"
@@ -157,10 +153,7 @@ async def play_questions(
     lost: Journal,
     services: ServiceGroup,
 ) -> list[Failed[Sample]]:
-    """Play questions with their attempts. Returns the ones that failed twice, whose cost goes to `lost`.
-
-    Raises ConversationsFailed if too many failed.
-    """
+    """Returns the ones that failed twice. `lost` has their cost. Raises ConversationsFailed if too many."""
     async with (
         served_agent(SearchAgent, config, model) as challenger,
         served_agent(SolverAgent, config, model) as solver,
@@ -196,7 +189,6 @@ async def _judge(
     sample: Sample,
     about: Mapping[str, Any],
 ) -> _Judged:
-    """Ask one question, try it and score it. Unfinished if any part failed."""
     asked = await challenger.converse(sample.messages, sample.seed)
     if not asked.finished:
         return _Judged(**vars(asked), reward={})
@@ -234,7 +226,6 @@ def _dumped(about: Mapping[str, Any], reward: Mapping[str, Any]) -> dict[str, An
 
 
 def _write(config: DictConfig, report: dict[str, Any], lines: Sequence[Mapping[str, Any]]) -> None:
-    """Write and print questions, report and result."""
     folder = Path(config.run.dir)
     if not lines:
         raise DataError(f"no question was finished: see {folder / FAILURES}, then rerun to ask again")

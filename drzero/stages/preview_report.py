@@ -1,10 +1,4 @@
-"""The preview's report: rates by hop, refusals by gate, examples, cost, and gaps in the corpus.
-
-    report = preview_report(config, rows, records, failures, selection, corpus)
-    print_preview(report, "preview")
-
-`records` come from the journal, each with its question, reward and attempts.
-"""
+"""The preview's report: rates by hop, refusals by gate, examples, cost, and gaps in the corpus."""
 
 import math
 from collections import Counter, defaultdict
@@ -123,7 +117,6 @@ def question_rows(records: Sequence[Record], selection: Selection) -> list[dict[
 
 
 def _lacks(corpus: Record, selection: Selection) -> Iterator[str]:
-    """What its documents, and the questions about them, say is wrong with the corpus."""
     yield from corpus["lines"]
     several = sum(pair.hop > 1 for pair in selection.accepted)
     several += sum(one.hop > 1 for one in selection.rejected if one.samples)

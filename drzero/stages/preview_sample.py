@@ -1,10 +1,9 @@
-"""Choose the documents a preview indexes: few, but with the documents they lead to.
+"""Choose the documents a preview indexes: some for prompts, then documents they name, then random ones.
 
     sample = sample_corpus(corpus, size=300, about=40, seed=42)
     prepare_data(config, sample.corpus, sample.about)
 
-A random sample lacks the documents its own documents name, so no question of several hops could be asked.
-The sample therefore has documents for prompts first, then documents they name by title, then random ones.
+A random sample lacks what its documents name, so no question of several hops could be asked.
 """
 
 import random
@@ -32,22 +31,18 @@ class SampledCorpus(Corpus):
 
 @dataclass(frozen=True)
 class CorpusSample:
-    """The chosen documents."""
+    """The chosen documents, and how many they are chosen from."""
 
     corpus: SampledCorpus
     about: frozenset[str]
-    """Ids of the documents for prompts."""
+    """Their ids are for prompts."""
     total: int
-    """Documents of the whole corpus."""
     named: int
     """Chosen documents that another one names."""
 
 
 def sample_corpus(corpus: Corpus, size: int, about: int, seed: int) -> CorpusSample:
-    """Choose `size` documents, `about` of them for prompts, in two passes over the corpus.
-
-    Raises CorpusError.
-    """
+    """Choose `size` documents, `about` of them for prompts, in two passes. Raises CorpusError."""
     rng, reading = random.Random(f"{seed}/preview"), Reading()
     first: list[str] = []
     chosen: list[Document] = []

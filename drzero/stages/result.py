@@ -1,8 +1,4 @@
-"""A stage's result, which the loop reads: `result.json` in its run folder.
-
-It is written last, so a stage without it has not finished. `outputs` are files and folders for later stages.
-`tokens` counts the tokens models read or wrote, where known.
-"""
+"""A stage's result for the loop: `result.json`, written last. A stage without it has not finished."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +15,6 @@ RESULT, REPORT = "result.json", "report.json"
 SAMPLES = "samples.jsonl"
 """The journal of synthesize and preview: their conversations with the challenger."""
 FOUND = "questions.jsonl"
-"""A preview's questions, each with its fate."""
 
 
 @dataclass(frozen=True)

@@ -29,20 +29,14 @@ _RETRIEVAL = ("embedder", "device", "encoders", "threads", "max_batch", "window_
 
 
 def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
-    """Run a stage's preflight and choose its ports. Returns the resolved config.
-
-    Raises PreflightFailed or PortTaken.
-    """
+    """Run a stage's preflight and choose its ports. Raises PreflightFailed or PortTaken."""
     require(config, stage)
     choose_ports(config)
     return resolve(config)
 
 
 def choose_ports(config: DictConfig) -> None:
-    """Fill in `retrieval.port` and `solver.port`: as set, else the default port, else any free one.
-
-    Raises PortTaken if a set port is in use or both are equal.
-    """
+    """Fill in both ports: as set, the default, or any free one. Raises PortTaken if taken or equal."""
     retrieval, solver = config.retrieval, config.solver
     if retrieval.port is not None and retrieval.port == solver.port:
         raise PortTaken(f"retrieval.port and solver.port are both {solver.port}: choose two ports, or none")
@@ -92,7 +86,6 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
 
 
 def _index_words(config: DictConfig) -> list[str]:
-    """The index the retrieval service opens."""
     if config.index == "chroma":
         chroma = config.chroma
         words = ["--chroma-path", *map(str, places_of(config)), "--collection", chroma.collection]
@@ -106,11 +99,7 @@ def _index_words(config: DictConfig) -> list[str]:
 
 
 def solver_spec(config: DictConfig, name: str = "solver", served_name: str | None = None) -> ServiceSpec:
-    """The solver's server: SGLang, or our reference engine.
-
-    `name` is the service's, and the model's in requests unless `served_name` is given. Synthesize serves the
-    challenger with it.
-    """
+    """The solver's server: SGLang, or our reference engine. Synthesize serves the challenger with it."""
     solver = config.solver
     url, env = f"http://{solver.host}:{solver.port}", process_env(config)
     options = {"dtype": solver.dtype}

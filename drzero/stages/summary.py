@@ -20,14 +20,10 @@ _FAILED = {
     "failed_rows_invalid": "rows invalid",
     "failed_searches": "searches",
 }
-"""Figures that share a line."""
 
 
 def summarise(steps: Steps, method: str) -> dict[str, float]:
-    """The figures that show whether a run trained on real rollouts: means over rows, sums over steps.
-
-    A figure without data is left out, such as collapse alarms of a run that was too short for any.
-    """
+    """Figures that show whether a run trained on real rollouts: means over rows, sums over steps."""
     trained = {number: step for number, step in steps.items() if is_training(step)}
     if method == "hrpo":
         means = {"reward": "drzero/reward/score", "valid_question_share": "drzero/questions/valid_share"}
@@ -74,7 +70,6 @@ def _environment_figures(steps: Steps) -> dict[str, float]:
 
 
 def _validation_figures(steps: Steps, score: str, key: str, rows: str) -> dict[str, float]:
-    """The metric `key` of the first and last validation with a score, and the rows of the last."""
     figures = {}
     if validated := [step for step in steps.values() if key in step]:
         figures[f"validation_{score}_first"] = validated[0][key]

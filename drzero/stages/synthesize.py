@@ -60,7 +60,6 @@ SERVICE = "challenger"
 """The challenger's name as a service, and its model's name in requests."""
 
 PromptRow = dict[str, Any]
-"""A challenger prompt: a row of the prompts file."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,6 @@ class Sample:
 
     prompt_index: int
     number: int
-    """Its index among the conversations of its prompt."""
     seed: int
     messages: list[Message]
 
@@ -77,8 +75,7 @@ class Sample:
 def run_synthesize(config: DictConfig) -> None:
     """Draw the missing samples, select pairs, and write the solver's split, rejects, report and result.
 
-    Raises PreflightFailed before anything starts, then OutOfTime, ServiceDied, ConversationsFailed, or
-    DataError if no prompt gave a pair.
+    Raises PreflightFailed, OutOfTime, ServiceDied, ConversationsFailed, or DataError without any pair.
     """
     config = check_and_resolve(config, "synthesize")
     rows = partition_rows(config)
@@ -103,10 +100,7 @@ def run_synthesize(config: DictConfig) -> None:
 
 
 def _challenger(config: DictConfig) -> tuple[StageModel, str]:
-    """The model that asks, and its name in the pairs' metadata. Raises PreflightFailed.
-
-    A run's last checkpoint is merged first.
-    """
+    """The model that asks, and its name in the pairs' metadata. Merges a run's last checkpoint."""
     if config.endpoint:
         model = chat_model(config)
         return model, model.identity
@@ -118,7 +112,6 @@ def _challenger(config: DictConfig) -> tuple[StageModel, str]:
 def _sample_missing(
     config: DictConfig, model: StageModel, rows: Sequence[PromptRow], journal: Journal
 ) -> None:
-    """Draw the samples the journal lacks. Prints why some failed twice; the next run retries them."""
     missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
     print(f"{len(rows)} prompts, {total} samples, {len(missing)} of them still to draw, {model.shown}")
     if not missing:
@@ -196,10 +189,7 @@ async def play_samples(
     journal: Journal,
     services: ServiceGroup,
 ) -> list[Failed[Sample]]:
-    """Run conversations and journal the finished ones. Returns the ones that failed twice.
-
-    Raises ConversationsFailed if too many of all samples did.
-    """
+    """Returns the samples that failed twice. Raises ConversationsFailed if too many of all did."""
     async with served_agent(SearchAgent, config, model) as agent:
         failed = await play_all(
             missing,
@@ -237,10 +227,7 @@ def _select(
     generator: str,
     gates: Gates,
 ) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Select pairs and write split and rejects. Returns the report and the files.
-
-    Raises DataError if no prompt gave a pair.
-    """
+    """Returns the report and the split's and rejects' files. Raises DataError if no prompt gave a pair."""
     folder = Path(config.run.dir)
     # Files of an earlier selection must not stay next to the new ones.
     for name in (RESULT, REPORT, TRAIN, VAL, REJECTS):
@@ -281,7 +268,6 @@ def _finish(
     answers: OpenBook | None,
     endpoint: ChatEndpoint | None,
 ) -> None:
-    """Add the costs to the report, print it, and write it and the result."""
     folder, tokens = Path(config.run.dir), report["tokens_in"] + report["tokens_out"]
     if answers:
         spent = costs(answers.records)
@@ -305,10 +291,7 @@ def synthesis_report(
     selection: Selection,
     samples_per_prompt: int,
 ) -> dict[str, Any]:
-    """Counts over all prompts, per hop and per gate, and the samples' cost.
-
-    `conversation_s` sums the seconds of concurrent conversations.
-    """
+    """Counts per hop and per gate. `conversation_s` sums the seconds of concurrent conversations."""
     sampled = Counter(record["prompt_index"] for record in records)
     indices = [row["extra_info"]["index"] for row in rows]
     prompts = Counter(row["extra_info"]["hop"] for row in rows)

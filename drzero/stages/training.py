@@ -49,7 +49,6 @@ START_S = 60.0
 
 
 LiveView = Callable[[DictConfig], AbstractContextManager[None]]
-"""Shows a run while its block is open."""
 
 
 def no_view(config: DictConfig) -> AbstractContextManager[None]:
@@ -62,10 +61,7 @@ class Collapsed(RunFailed):
 
 
 def run_challenger(config: DictConfig, view: LiveView = no_view) -> None:
-    """Train the challenger, then export and summarise.
-
-    Raises PreflightFailed before anything starts, else as `train`.
-    """
+    """Train the challenger, then export and summarise. Raises PreflightFailed, else as `train`."""
     config = prepare(config, "challenger")
     train(config, [search_spec(config), solver_spec(config)], view)
     finish(config, {"export": export_policy(config, Path(config.run.dir))})
@@ -90,9 +86,8 @@ def prepare(config: DictConfig, stage: str) -> DictConfig:
 def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView = no_view) -> None:
     """Train a prepared config to `trainer.total_training_steps`, last validation included.
 
-    Does nothing if that is done. Raises AlreadyRunning for a run in progress, OutOfTime at the stop time,
-    Collapsed if `collapse.policy` stops the run or stopped it at the checkpoint to resume, and ServiceDied,
-    ChildFailed or NodeLost if a part of the run ends.
+    Does nothing if that is done. Raises AlreadyRunning, OutOfTime, ServiceDied, ChildFailed, NodeLost, or
+    Collapsed if `collapse.policy` stops the run or stopped it at the checkpoint to resume.
     """
     folder, steps = Path(config.run.dir), config.trainer.total_training_steps
     with HeldLock(folder / "lock"):
@@ -168,7 +163,6 @@ def _raise_if_ended_early(config: DictConfig, folder: Path, services: ServiceGro
 
 
 def _refuse_to_resume_a_collapse(config: DictConfig, folder: Path) -> None:
-    """Raise Collapsed if the last start stopped at the checkpoint to resume."""
     note, start = read_note(folder), start_step(config)
     if note is None:
         return
@@ -198,7 +192,6 @@ def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
 
 
 def _tidy(config: DictConfig, folder: Path) -> None:
-    """Clean the run's folder up after the last start, and plan the validation of this one."""
     for line in settle_checkpoints(folder, start_step(config)):
         say("checkpoints", line)
     for partial in (folder / "dumps").glob("*.partial"):
@@ -212,10 +205,7 @@ def _tidy(config: DictConfig, folder: Path) -> None:
 
 
 def _plan_validation(config: DictConfig, folder: Path) -> None:
-    """On resume, run only the validation the interrupted start skipped.
-
-    veRL saves a step before validating it, so a kill in between would lose that validation.
-    """
+    """On resume, run only the validation that a kill between veRL's save and its validation skipped."""
     trainer, step = config.trainer, saved_step(folder)
     trainer.val_only = False
     if trainer.resume_mode != "auto" or not step or trainer.test_freq <= 0:

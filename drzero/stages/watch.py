@@ -1,8 +1,4 @@
-"""The watchdog's knowledge of this recipe: phases, flow points, who answers them, where veRL waits.
-
-plan = watch_plan(config, flow)         # config: a resolved training config; flow: the flow monitor
-run_supervised(trainer, services, plan=plan)
-"""
+"""The watchdog's knowledge of this recipe: phases, flow points, who answers them, where veRL waits."""
 
 from functools import partial
 from pathlib import Path
@@ -67,7 +63,6 @@ CAUSES: tuple[Cause, ...] = (
         "the message names the first causes; rerun to resume once the service is up (run.max_failed_share)",
     ),
 )
-"""Failures that only this project logs."""
 
 LANDMARKS = Landmarks(
     batch_wait=(

@@ -3,8 +3,7 @@
     scores, averages = score_all(journal.records, failed, ["nq", "popqa"])
     console().print(evaluation_table("solver_iter2", scores, averages))
 
-A question that services failed is in no score. The macro average weighs benchmarks alike, as in the paper.
-The micro average weighs questions alike.
+A failed question is in no score. The macro average weighs benchmarks alike, the micro average questions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,6 @@ class BenchmarkScore:
     """One row: a benchmark, or an average over several."""
 
     n: int
-    """Questions answered."""
     em: float | None
     """Exact match in [0, 1]. None if no question was answered."""
     em_low: float | None
@@ -78,10 +76,7 @@ def score(records: Records, failed: int) -> BenchmarkScore:
 def score_all(
     records: Records, failed: Mapping[str, int], benchmarks: Sequence[str]
 ) -> tuple[dict[str, BenchmarkScore], dict[str, BenchmarkScore]]:
-    """The scores by benchmark, and the two averages over benchmarks with answers.
-
-    `failed` counts the unanswered questions of each benchmark.
-    """
+    """The scores by benchmark, and both averages. `failed` counts each benchmark's unanswered questions."""
     groups = {name: [record for record in records if record["benchmark"] == name] for name in benchmarks}
     scores = {name: score(group, failed.get(name, 0)) for name, group in groups.items()}
     answered = [each for each in scores.values() if each.n]

@@ -1,8 +1,4 @@
-"""Scores in an environment: tasks solved, reward and its parts. A failed episode is in no score.
-
-score = score_episodes(journal.records, failed=0)
-console().print(environment_table("evaluate_wordle", "wordle", score))
-"""
+"""Scores in an environment: tasks solved, reward and its parts. A failed episode is in no score."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -19,7 +15,6 @@ class EnvironmentScore:
     """A model's score in an environment. Means and shares are None without an episode."""
 
     n: int
-    """Episodes with a score."""
     em: float | None
     """Share of tasks solved; every evaluation's report calls it `em`."""
     em_low: float | None

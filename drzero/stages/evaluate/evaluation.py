@@ -21,9 +21,7 @@ class Scores:
     report: dict[str, Any]
     """Part of `report.json`: `benchmarks` and `averages`, each by name."""
     figures: dict[str, Any]
-    """For the loop's table."""
     lines: list[str] = field(default_factory=list)
-    """Printed below the table."""
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,12 @@ class Evaluation(Generic[Job, Attempt]):
 
     jobs: Sequence[Job]
     key: Callable[[Job], str]
-    """A job's key in the journal."""
     conditions: dict[str, Any]
     """Everything an answer depends on. A journal with other conditions is refused."""
     to_do: str
     """Says what is left to do, with {total} and {missing}."""
     agent: Callable[[], AbstractAsyncContextManager[Callable[[Job], Awaitable[Attempt]]]]
-    """Opens what runs one job."""
     record: Callable[[Job, Attempt], dict[str, Any]]
-    """The journal's record of a finished job."""
     scores: Callable[[Records, Sequence[Job], str], Scores]
     """Scores the records, given the jobs that failed and the table's title."""
     searches: bool = True
-    """Whether the jobs need the retrieval service."""

@@ -6,15 +6,10 @@ import numpy as np
 from scipy import stats
 
 LEVEL = 0.95
-"""Of every interval."""
 
 
 def wilson(right: int, n: int) -> tuple[float, float]:
-    """Wilson's interval of the share `right` of `n`, within [0, 1].
-
-    It has a width even where all are right or all are wrong. Raises ValueError unless 0 <= right <= n and
-    n >= 1.
-    """
+    """Wilson's interval of `right` of `n`, with a width even at 0 and 1. Raises ValueError."""
     found = stats.binomtest(right, n).proportion_ci(LEVEL, method="wilson")
     return float(found.low), float(found.high)
 
@@ -22,10 +17,9 @@ def wilson(right: int, n: int) -> tuple[float, float]:
 def averaged(
     weights: Sequence[int], rights: Sequence[int], sizes: Sequence[int]
 ) -> tuple[float, float, float]:
-    """A weighted average of the shares `rights` of `sizes`, and the ends of its interval.
+    """A weighted average of shares and its interval, from Wilson's ends.
 
-    Combines the distances of Wilson's ends from the shares like standard errors (MOVER; Zou, Huang and
-    Zhang, Comput. Stat. Data Anal. 53, 2009).
+    MOVER: Zou, Huang and Zhang, Comput. Stat. Data Anal. 53, 2009.
     """
     weight_B = np.array(weights) / sum(weights)
     share_B = np.array(rights) / np.array(sizes)

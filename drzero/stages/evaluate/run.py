@@ -36,8 +36,7 @@ from verl_ext.artefacts import announce
 def run_evaluate(config: DictConfig) -> None:
     """Run the missing jobs, then print the table and write `report.json` and `result.json`.
 
-    Raises PreflightFailed or AlreadyRunning before anything starts, then OutOfTime, ServiceDied or
-    ConversationsFailed.
+    Raises PreflightFailed, AlreadyRunning, OutOfTime, ServiceDied or ConversationsFailed.
     """
     config = check_and_resolve(config, "evaluate")
     model = model_of(config)
@@ -57,11 +56,7 @@ def run_evaluate(config: DictConfig) -> None:
 
 
 def model_of(config: DictConfig) -> StageModel:
-    """The model under evaluation. Raises PreflightFailed if it cannot be used.
-
-    An endpoint gets token ids, so preflight requires its tokenizer. Address and name together identify its
-    model: neither does alone.
-    """
+    """Raises PreflightFailed. An endpoint's identity is address and name: neither alone tells it apart."""
     if config.endpoint is None:
         return own_model(config, "solver")
     tokenizer = load_chat_tokenizer(config.tokenizer, "tokenizer")
@@ -75,7 +70,6 @@ def model_of(config: DictConfig) -> StageModel:
 def _run_missing(
     config: DictConfig, evaluation: Evaluation[Any, Any], model: StageModel, journal: Journal
 ) -> list[Failed[Any]]:
-    """Run the jobs the journal lacks. Returns the jobs that failed twice, unless there are too many."""
     done = {record["key"] for record in journal.records}
     total, waiting = len(evaluation.jobs), [job for job in evaluation.jobs if evaluation.key(job) not in done]
     print(f"{evaluation.to_do.format(total=total, missing=len(waiting))}, {model.shown}")
