@@ -1,8 +1,7 @@
 """The merged export: a checkpoint as a folder that Transformers and any inference server load.
 
-veRL's own merger gathers the FSDP shards and writes the folder. It writes bfloat16 and leaves an adapter
-unmerged, so if `run.export_dtype` or the checkpoint needs more, the weights are written again. The folder
-appears whole and checked (`drzero.checkpoints.verify`), or not at all (`drzero.ops.files`).
+veRL's merger writes bfloat16 and leaves an adapter unmerged, so the weights are written again if the
+checkpoint or `run.export_dtype` needs more. The folder appears whole and checked, or not at all.
 """
 
 import json
@@ -34,20 +33,13 @@ from verl_ext.stop_time import require_time
 ABOUT = "export.json"
 """Names the checkpoint of an export, and what was checked."""
 MERGER_DTYPE = "bfloat16"
-"""The type that veRL 0.9.1's merger writes."""
 _MARGIN_BYTES = 64 * 2**20  # tokenizer, config, logs
 _LEAST_S, _WEIGHTS_PER_S = 60.0, 20e6
-"""An export needs at least a minute, and a second for so many weights: a disk of some 200 MB/s reads, writes
-and reads them again."""
+"""A disk of some 200 MB/s reads, writes and reads again so many weights a second."""
 
 
 def export_policy(config: DictConfig, run: Path) -> Path:
-    """Merge the last checkpoint of the run folder `run` into `config.run.export_dir`, unless it is there.
-
-    Returns the folder. Raises OutOfTime without enough time left, CheckError if the checkpoint or the export
-    is wrong or there is no room, AlreadyWriting if another process writes it, and ChildFailed if the merger
-    fails. After an error, no part of an export is left.
-    """
+    """The last checkpoint's folder, merged unless present. Raises OutOfTime, CheckError, ChildFailed."""
     target = Path(config.run.export_dir)
     recover(target)
     checkpoint = FsdpCheckpoint(run)
@@ -120,7 +112,6 @@ def _write_weights(checkpoint: FsdpCheckpoint, export: Path, dtype: str) -> None
 
 
 def _make_readable(folder: Path) -> None:
-    """Give safetensors, which only their owner may read, the permissions of other files."""
     mask = os.umask(0)
     os.umask(mask)
     for file in (path for path in folder.rglob("*") if path.is_file()):

@@ -27,10 +27,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def read_settings(run: Path, keys: Iterable[str]) -> dict[str, Any] | None:
-    """The settings of a run's last start, None for a missing key. None without a record.
-
-    Raises CheckError if the file is damaged.
-    """
+    """The settings of a run's last start, None for a missing one. Raises CheckError for a damaged file."""
     path = run / f"{RESOLVED}.yaml"
     if not path.exists():
         return None

@@ -1,8 +1,7 @@
 """Chooses the checkpoint that a training run starts from: its own last one, the last iteration's, or none.
 
-veRL loads a checkpoint unchecked. Shards of another model end in pages of shape errors, shards for another
-number of devices in a missing file, and a missing step folder in a silent start from scratch. Here each of
-them is one sentence before anything starts.
+veRL loads a checkpoint unchecked. Another model's ends in pages of shape errors, one for other devices in a
+missing file, a missing folder in a silent start from scratch. Here each is one sentence before the start.
 """
 
 import re
@@ -18,16 +17,11 @@ from drzero.recipe.settings.schema import run_keys
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, shard_count, step_folder
 
 _IDENTITY = ("architectures", "hidden_size", "num_hidden_layers", "vocab_size")
-"""Fields that tell one model's config from another."""
 _FROM_BASE = "set continue_from=null to start from base_model"
 
 
 def choose_start(config: DictConfig) -> None:
-    """Check the checkpoint that a training run will start from, and set `trainer.resume_…` for another run's.
-
-    With `trainer.resume_mode=auto` the run's own last checkpoint comes first, then the last one of
-    `continue_from` (a challenger's key). Raises CheckError if the run cannot resume it.
-    """
+    """Check the checkpoint to start from, and set `trainer.resume_…` for another run's. Raises CheckError."""
     checkpoint = find_start(config)
     if checkpoint is not None and checkpoint.parent != Path(config.run.dir):
         step = int(checkpoint.name.rpartition("_")[2])
@@ -37,7 +31,7 @@ def choose_start(config: DictConfig) -> None:
 
 
 def find_start(config: DictConfig) -> Path | None:
-    """The checkpoint that a training run will start from. Raises CheckError if it cannot be used."""
+    """The run's own last checkpoint, else the last of `continue_from`. Raises CheckError for a bad one."""
     if config.trainer.resume_mode != "auto":
         return None
     folder = Path(config.run.dir)
@@ -82,10 +76,7 @@ def _last_runs_checkpoint(config: DictConfig) -> Path:
 
 
 def check_checkpoint(checkpoint: Path, config: DictConfig, otherwise: str) -> None:
-    """Raise CheckError unless a step folder is complete and fits the run's model and number of devices.
-
-    `otherwise` names the setting to start without it.
-    """
+    """Raise CheckError for an incomplete or unfit one. `otherwise`: the setting to start without it."""
     otherwise += f" (in a loop: --from {checkpoint.parent.name})"
     if not is_whole(checkpoint):
         raise CheckError(

@@ -1,8 +1,7 @@
-"""Verifies an export: it must be complete, and equal to the checkpoint rounded to the export's type.
+"""Verifies an export: complete, and equal to the checkpoint rounded to the export's type, bit by bit.
 
-Files come first, then every weight bit by bit, then the log-probabilities of a few short texts: the export as
-a user loads it against a model built from the checkpoint. Both compute in float32, so that equal weights give
-equal numbers on any machine. Without enough memory only weights are compared, and the result says so.
+Then a model built from the checkpoint and the export must give a few texts the same log-probabilities. Both
+compute in float32, so they agree on any machine. Without enough memory only weights are compared.
 """
 
 import gc
@@ -26,7 +25,6 @@ TEXTS = (
     '<tool_call>\n{"name": "search", "arguments": {"query_list": ["founder of the abbey"]}}\n</tool_call>',
 )
 QUESTION = "Who founded the abbey?"
-"""Asked through the chat template."""
 TOLERANCE = 1e-4
 """Tolerated difference of log-probabilities, which depend on the order of summation."""
 _ROOM = 1.5  # the model in float32, and its activations
@@ -40,18 +38,12 @@ class ExportCheck:
     """Number of weights compared, all equal, tied ones counted once."""
     texts: int
     tokens: int
-    """Tokens read by both models."""
     max_log_prob_difference: float | None
     skipped: str | None
-    """Why log-probabilities were not compared."""
 
 
 def check_export(checkpoint: FsdpCheckpoint, export: Path) -> ExportCheck:
-    """Compare an export with its checkpoint.
-
-    Raises CheckError if a file or weight is missing or differs, or a log-probability differs by more than
-    `TOLERANCE`.
-    """
+    """Raises CheckError for a missing or wrong file or weight, or log-probabilities beyond `TOLERANCE`."""
     check_files(export)
     dtype = check_weights(checkpoint, HfWeights(export))
     ids = _ids_of_texts(export)
@@ -113,7 +105,6 @@ def check_weights(checkpoint: FsdpCheckpoint, export: HfWeights) -> torch.dtype:
 
 
 def _ids_of_texts(folder: Path) -> list[list[int]]:
-    """Token ids of every text by the tokenizer in a folder."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     if tokenizer.chat_template is None:
         raise CheckError(
@@ -127,7 +118,7 @@ def _ids_of_texts(folder: Path) -> list[list[int]]:
 
 @torch.no_grad()
 def _log_probs(model: Any, texts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Log-probabilities of the whole vocabulary at every position, (T, V) per text. Frees the model."""
+    """Of the whole vocabulary at every position, (T, V) per text. Frees the model."""
     model.eval()
     result = [model(input_ids=text[None]).logits[0].float().log_softmax(-1) for text in texts]
     del model

@@ -1,8 +1,7 @@
 """Measures how far training moved a model's weights, before and after rounding them for the export.
 
-A bf16 number has 8 significant bits, so its neighbour is |w|/256 to |w|/128 away. If a weight started on a
-bf16 number, as weights of hub models and of earlier exports do, rounding loses every change below half that
-gap. From a start in float32, rounding may also add a whole gap.
+A bf16 number's neighbour is |w|/256 to |w|/128 away. From a start in bf16, rounding loses every change below
+half that gap. From a start in float32, rounding may also add a whole gap.
 """
 
 from dataclasses import dataclass
@@ -30,8 +29,7 @@ class WeightChange:
     trained: ChangeSize
     exported: ChangeSize
     kept: float | None
-    """The share of training's step that survived rounding: the export's change projected on the checkpoint's.
-    None if nothing changed."""
+    """The share of training's step that survived rounding, by projection. None if nothing changed."""
 
 
 class _Tally:

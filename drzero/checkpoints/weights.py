@@ -1,7 +1,6 @@
 """Weights by name, one tensor at a time, from veRL's FSDP checkpoints and from Hugging Face model folders.
 
-Both are read through memory maps, so a model may be larger than memory. Names are the `state_dict`'s. A
-checkpoint has every name of tied weights, a folder usually one.
+Memory maps read both, so a model may be larger than memory. Names are the `state_dict`'s.
 """
 
 import logging
@@ -28,7 +27,6 @@ class Layout:
     """The tensors of a model with a given config: their shapes, and names that share one weight."""
 
     def __init__(self, config: PretrainedConfig) -> None:
-        """Raises CheckError for a config without a language model."""
         try:
             with torch.device("meta"):  # shapes without memory
                 # The config's attention may not be installed here, and it adds no weights.
@@ -60,7 +58,6 @@ class FsdpCheckpoint:
     """The actor's weights in a run's checkpoint, gathered from its shards, with the adapter added."""
 
     def __init__(self, run: Path) -> None:
-        """Open a run's last checkpoint. Raises CheckError if it is missing or damaged."""
         step = saved_step(run)
         if not step:
             raise CheckError(
@@ -73,7 +70,6 @@ class FsdpCheckpoint:
                 "after it had been merged. Repeat the run, or use its export"
             )
         self.huggingface = self.folder / "huggingface"
-        """Config and tokenizer, as veRL saved them with the weights."""
         self._shards = [_load_shard(path) for path in _shard_paths(self.folder)]
         self._keys = {_plain_name(key): key for key in self._shards[0] if ".lora_" not in key}
         self.adapters = {
@@ -130,7 +126,6 @@ class HfWeights:
     """The safetensors of a Hugging Face model folder."""
 
     def __init__(self, folder: Path) -> None:
-        """Open a folder. Raises CheckError if its safetensors are missing or damaged."""
         self.folder = folder
         files = sorted(folder.glob("*.safetensors"))
         index = folder / "model.safetensors.index.json"
@@ -218,5 +213,4 @@ def _load_shard(path: Path) -> dict[str, Any]:
 
 
 def _plain_name(key: str) -> str:
-    """A weight's name in the model, whether or not peft wrapped it."""
     return key.removeprefix("base_model.model.").replace(".base_layer.", ".")

@@ -1,5 +1,4 @@
 """The launcher: what `modal_train.py` does before, during and after a stage on Modal. No recipe logic.
 
-On the user's machine it imports only modal, pyyaml, python-dotenv, `drzero.recipe.gpu_prices`, and `errors`,
-`files` and `versions` of `drzero.ops`. A container imports the rest.
+On the user's machine it imports only modal, pyyaml, python-dotenv and light modules of ours.
 """

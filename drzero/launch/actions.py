@@ -1,8 +1,6 @@
 """The actions of `modal run modal_train.py --action X` as data: what each runs, and on which machine.
 
-    find_action("merge").compute       # "cpu"
-
-An action that is a stage runs `drzero STAGE overrides…` in a container.
+find_action("merge").compute       # "cpu"
 """
 
 from dataclasses import dataclass
@@ -69,7 +67,6 @@ _TABLE = (
     Action("logs", "a run's output"),
 )
 ACTIONS = {action.name: action for action in _TABLE}
-"""By name, in the order of the help."""
 
 
 def find_action(name: str) -> Action:

@@ -2,8 +2,7 @@
 
     modal run modal_train.py --action challenger --iteration 2 trainer.save_freq=5 +trainer.foo=1
 
-Modal's own parser takes no free words, so the entry point parses them itself. That happens when the file is
-imported: a mistyped flag is reported in a second, not after an image build.
+Modal's own parser takes no free words. Parsed at import: a mistyped flag is reported before an image build.
 """
 
 import argparse
@@ -57,7 +56,6 @@ class Words:
     follow: bool = False
     with_trainer: bool = False
     overrides: list[str] = field(default_factory=list)
-    """Hydra overrides: `key=value`, `+key=value`, `~key`, `group=option`."""
     places: list[str] = field(default_factory=list)
     """Other free words: paths to upload or download, a stage, a run."""
 
@@ -70,10 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(words: Sequence[str]) -> Words:
-    """Parse the words after `modal_train.py`. `--help` prints the help and exits.
-
-    Raises LaunchError for an unknown action or flag, a missing value, or a flag the action does not take.
-    """
+    """Parse the words after `modal_train.py`. `--help` exits. Raises LaunchError for any mistake in them."""
     parser = _build(needs_action=True)
     values, rest = parser.parse_known_args(list(words))
     for word in rest:
@@ -87,11 +82,7 @@ def parse(words: Sequence[str]) -> Words:
 
 
 def parse_modal_run(argv: Sequence[str], file: str) -> tuple[str, Words | None]:
-    """The function and words of `modal run FILE --action …` or `modal run FILE::train --flag …`.
-
-    The function is empty for any other command. Modal parses an app function's flags itself, but only after
-    building everything. Raises LaunchError as `parse` does.
-    """
+    """Function and words of `modal run`, empty for others. Modal itself parses after building everything."""
     function, words = _called(argv, file)
     if function == "main":
         return function, parse(words)
@@ -106,10 +97,7 @@ def parse_modal_run(argv: Sequence[str], file: str) -> tuple[str, Words | None]:
 
 
 def split_overrides(text: str) -> list[str]:
-    """The overrides in one string. A space inside quotes or brackets does not separate (`+a.b='x y'`).
-
-    Raises LaunchError for an unclosed quote or bracket.
-    """
+    """Split at spaces outside quotes and brackets (`+a.b='x y'`). Raises LaunchError for an unclosed one."""
     words = re.findall(_OVERRIDE, text)
     if re.sub(r"\s", "", "".join(words)) != re.sub(r"\s", "", text):
         raise LaunchError(f"--overrides {text}: a quote or bracket is not closed")

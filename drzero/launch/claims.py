@@ -1,12 +1,8 @@
 """Which call works on which run: claims in a Modal Dict, where only one caller can take a key.
 
-    claims = Claims(modal.Dict.from_name("dr-zero-claims", create_if_missing=True))
-    holder = claims.take(request, call_id, app_id)      # usually this call, or the one to wait for
-
 Each call claims its run under the next number: `challenger_iter1/0`, `…/1`. The last claim holds until Modal
-says that its call, and every call that continued it, has ended. There is no heartbeat, so a long commit is
-harmless. A preempted call keeps its id and finds its claim again. `evolve` and its stages write the same
-folders, so they exclude each other. Modal keeps an entry for a week after its last use, longer than any call.
+says that its call and all continuations have ended. Without a heartbeat, a long commit is harmless. `evolve`
+and its stages exclude each other. Modal keeps an entry for a week, longer than any call.
 """
 
 import re
@@ -24,7 +20,6 @@ from drzero.launch.request import Request
 
 _LOOP = "evolve"
 _OF_THE_LOOP = re.compile(rf"(?:{'|'.join(STAGES)})_iter\d+")
-"""Runs of single stages that write the loop's folders."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,6 @@ class Claims:
         is_running: Callable[[str], bool] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`is_running` asks Modal about a call's id."""
         self._table = table
         self._is_running = is_running or call_is_running
         self._clock = clock
@@ -80,10 +74,7 @@ class Claims:
                 )
 
     def take(self, request: Request, call: str, app: str | None) -> str:
-        """Claim the run. Returns the call that has this part of the launch, normally `call` itself.
-
-        Raises LaunchError if another running launch writes the same folders.
-        """
+        """Returns the call that has this part, normally `call`. Raises LaunchError for taken folders."""
         mine = Claim(request.id, request.part, request.action, call, app, self._clock())
         while True:
             claims = self._of(request.name)
@@ -125,7 +116,6 @@ class Claims:
 
 
 def _shares_folders(action: str, run: str, other_action: str, other_run: str) -> bool:
-    """Whether both are the loop, or one is a stage of the other."""
     if _LOOP not in (action, other_action):
         return False
     stage_run = other_run if action == _LOOP else run

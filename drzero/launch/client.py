@@ -1,9 +1,5 @@
 """Upload, download and logs: actions of the user's machine that need no container.
 
-    modal run modal_train.py --action upload papers.jsonl
-    modal run modal_train.py --action download challenger_iter1/dumps
-    modal run modal_train.py --action logs --stage solver --iteration 2 --follow
-
 A repeated transfer skips files of the same size and time, so an interrupted one continues where it stopped.
 """
 
@@ -41,7 +37,6 @@ def run_upload(words: Words, volume: modal.Volume) -> None:
 
 
 def _default_target(source: Path) -> str:
-    """Where an index, a model, or anything else belongs on the corpus volume."""
     if (source / "chroma.sqlite3").is_file():
         return "/chromadb"
     if (source / "index.faiss").is_file():
@@ -125,10 +120,7 @@ def upload(volume: modal.Volume, source: Path, target: str) -> tuple[int, int]:
 
 
 def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]:
-    """Fetch a file or folder. Returns the numbers of files fetched and already present.
-
-    Raises LaunchError if the volume does not have it, or lists a path outside of it.
-    """
+    """Returns the numbers of files fetched and present. Raises LaunchError for a missing or outside path."""
     entries = _remote_files(volume, source)
     if not entries:
         raise LaunchError(
@@ -162,7 +154,7 @@ def download(volume: modal.Volume, source: str, target: Path) -> tuple[int, int]
 
 
 def _below(root: PurePosixPath, path: str) -> PurePosixPath:
-    """The path relative to `root`. Raises LaunchError for a path that leads out of it."""
+    """Raises LaunchError for a path that leads out of `root`."""
     listed = PurePosixPath(path.lstrip("/"))
     if ".." in listed.parts or not listed.is_relative_to(root):
         raise LaunchError(
@@ -180,7 +172,6 @@ def _remote_files(volume: modal.Volume, path: str) -> list[FileEntry]:
 
 
 def _batches(files: list[tuple[Path, str]]) -> Iterator[list[tuple[Path, str]]]:
-    """Batches of at most `BATCH_BYTES`, or of one larger file."""
     batch: list[tuple[Path, str]] = []
     size = 0
     for path, remote in files:

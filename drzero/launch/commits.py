@@ -1,12 +1,8 @@
 """Commits of the volumes while a stage runs: in a thread, one volume at a time, failures counted and logged.
 
-    commits = Commits({"checkpoints": volume, …}, folder, console)
-    commits.request()           # returns at once: committing a large checkpoint may take minutes
-    commits.finish()            # the last commit, of all volumes. Raises if it fails
-
 Modal reloads a volume after a commit, which fails while the stage has files of it open. Such a commit has
-persisted although it raises, so a number in a small file of the launch's folder is read back. The console is
-written on the local disk and copied before a commit, so the launcher itself holds no file open.
+persisted although it raises, so a number in a small file is read back. The console is copied from the local
+disk before a commit, so the launcher itself holds no file open.
 """
 
 import threading

@@ -1,11 +1,7 @@
 """The machine of a launch: a file of `config/compute/`, changed by run file and flags, and checked.
 
-    compute = load_compute("8xh100").changed(type="H200", count=4)
-    compute.modal_options()     # for Function.with_options: gpu="H200:4", cpu=…, timeout=…
-    compute.overrides()         # for the stage: compute=8xh100 compute.type=H200 …
-
-Modal and the stage's config get the same numbers, so preflight checks the requested machine. Every GPU with
-a price in drzero/recipe/gpu_prices.py is allowed if the image supports it.
+Modal and the stage's config get the same numbers, so preflight checks the requested machine. Every GPU with a
+price in drzero/recipe/gpu_prices.py is allowed if the image supports it.
 """
 
 from __future__ import annotations
@@ -41,7 +37,6 @@ class Compute:
     name: str
     hardware: str
     type: str | None
-    """GPU type, or None without a GPU."""
     count: int
     cpu: float  # physical cores
     memory: int  # MiB
@@ -105,7 +100,6 @@ _KEYS: dict[str, tuple[tuple[type, ...], str]] = {
     "retries": ((int,), "a whole number"),
     "max_usd": ((int, float, NoneType), "a number of US dollars, or null"),
 }
-"""Each key's types, and a description for error messages."""
 _REGIONS = ("us", "eu", "uk", "ap", "ca", "sa", "me", "mx", "af", "jp")
 _REGION = re.compile(rf"({'|'.join(_REGIONS)})(-[a-z0-9]+)*")
 
@@ -126,10 +120,7 @@ def load_compute(name: str) -> Compute:
 
 
 def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
-    """The machine with other GPUs (`none` or 0 for no GPU). Keeps its other changes, such as a time-out.
-
-    Cores and memory come from the file with exactly these GPUs, else from `single_h100` or `8xh100`.
-    """
+    """The machine with other GPUs (`none` or 0: none), by its own file, `single_h100` or `8xh100`."""
     if type_ is None and count is None:
         return compute
     if count == 0 or (type_ or "").lower() == "none":

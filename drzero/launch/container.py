@@ -1,14 +1,9 @@
 """A launch inside its container: run the stage, commit complete files, log progress, stop in time.
 
-    outcome = run_job(request, volumes={"checkpoints": modal.Volume…, …})
-
-The stage is a child process, `drzero STAGE …`, as on any machine. Around it:
-
-* **commit**: when the stage announces a complete checkpoint, dump or manifest (`verl_ext.artefacts`), every
-  minute, and at the end (`drzero.launch.commits`).
-* **stop time**: before the call's time or the run's money is used up (`DRZERO_STOP_AT`), the stage saves a
-  checkpoint and exits with 75.
-* **retry**: a call that Modal restarts resumes from the volume, or returns its outcome if it had ended.
+The stage is a child, `drzero STAGE …`. Volumes are committed when it announces a complete file
+(`verl_ext.artefacts`), every minute, and at the end. Before time or money is used up (`DRZERO_STOP_AT`), it
+saves a checkpoint and exits with 75. A call that Modal restarts resumes, or returns its outcome if it had
+ended.
 """
 
 import json
@@ -40,8 +35,7 @@ OUT_OF_TIME = OutOfTime.exit_code
 MARGIN_S = 180.0
 """Seconds left for shutdown and last commit between the stage's stop time and the end of the call."""
 MARGIN_SHARE = 1 / 96
-"""The same as a share of the call's time, if that is more: a quarter of an hour of a day. A large checkpoint
-takes minutes to commit, and the margin is free, since the next call continues at once."""
+"""The same as a share of the call's time, if more. A large checkpoint takes minutes to commit."""
 LATE_S = 90.0
 """Seconds after its stop time when a running stage is stopped."""
 FRUITLESS_PARTS = 2
@@ -100,7 +94,6 @@ class _Job:
     request: Request
     folder: Path
     local: Path
-    """On the local disk, for files that stay open."""
     commits: Commits
     clock: Callable[[], float]
     spend: Spend
@@ -124,7 +117,6 @@ class _Job:
 
     @property
     def stop_at(self) -> float:
-        """Unix time when the stage must have ended."""
         return min(self._call_ends, self._money_ends)
 
     def run(self) -> Outcome:
@@ -244,10 +236,7 @@ class _Job:
 
 
 def run_module(module: str, words: list[str]) -> int:
-    """Run `python -m MODULE WORDS…` in this container. Returns its exit code.
-
-    `{corpus}` and `{checkpoints}` in a word stand for the volumes' folders.
-    """
+    """Run `python -m MODULE WORDS…` here, with the folders of `{corpus}` and `{checkpoints}`."""
     for kind in MOUNTS:
         words = [word.replace(f"{{{kind}}}", str(place(kind))) for word in words]
     command = [sys.executable, "-m", module, *words]

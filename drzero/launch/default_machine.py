@@ -1,10 +1,7 @@
 """The machine of a launch that names none: the smallest on which the memory ledger holds the model.
 
-    default_machine("evaluate", "Qwen/Qwen2.5-0.5B-Instruct")
-    # ("a10g", "the smallest machine whose memory holds a model of 0.5 billion weights (…) in evaluate; …")
-
-The ledger needs Hydra and veRL, which the client does not have, so its results are a table here, and a test
-computes them again. Preflight applies the real ledger with all overrides. GPUs without bfloat16 are left out.
+The ledger needs Hydra and veRL, which the client lacks, so its results are a table here, and a test computes
+them again. Preflight applies the real ledger with all overrides. GPUs without bfloat16 are left out.
 """
 
 import re
@@ -21,8 +18,7 @@ FITS = {
     14: ("8xh100", "4xa100-80gb"),
     32: ("8xh100", "8xh100"),
 }
-"""The smallest machines to train (a stage or the loop) and to serve (synthesize, evaluate) a model of at most
-so many billion weights, rounded as in its name: Qwen2.5-7B has 7.6."""
+"""The smallest machines to train and to serve at most so many billion weights, by the model's name."""
 _UNNAMED = {"demo-policy": 0.135}
 """Billions of weights of the shipped model, whose name has no size."""
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])")

@@ -1,11 +1,7 @@
 """The names `--env` takes, known without installing anything: a mistyped one builds no image.
 
-    check_environment("vf-wordle")      # "wordle"
-    is_task("wordle"), is_task("demo")  # True, False: demo is a corpus to search (config/env/)
-
-`known_environments.yaml` lists the built-in ones and the images' libraries (written by
-`python -m drzero.launch.known_keys`). Your own are found in `environments/` of the checkout. Packages of a
-run file (`image.pip`) may bring more: preflight checks such a name, and `verifiers:NAME`, in the container.
+`known_environments.yaml` lists the built-in ones and the images' libraries. Your own are found in
+`environments/`. Packages of a run file (`image.pip`) may bring more, which preflight checks in the container.
 """
 
 from collections.abc import Iterable
@@ -37,10 +33,7 @@ def is_task(name: str | None) -> bool:
 
 
 def check_environment(name: str, *, installs: Iterable[str] = ()) -> str:
-    """The name as stages take it. Raises LaunchError with the known names for an unknown one.
-
-    `installs` are packages added to the image, which may bring environments.
-    """
+    """The name as stages take it. Raises LaunchError for an unknown one, unless `installs` may bring it."""
     if name in corpora():
         return name
     known, wanted = _known(), canonical(name)
@@ -58,7 +51,6 @@ def check_environment(name: str, *, installs: Iterable[str] = ()) -> str:
 
 
 def _known() -> dict[str, str]:
-    """What may be typed, and the stages' name for it."""
     listed = _listed()
     of_families = [f"{family}:{name}" for family, names in listed["families"].items() for name in names]
     names = [*registry.own_names(OWN), *listed["built_in"], *of_families, *PUBLISHED]

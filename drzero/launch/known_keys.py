@@ -1,10 +1,7 @@
 """The keys that overrides may set, known without Hydra and veRL, so that a misspelt one builds no image.
 
-    check_keys(["trainer.save_frek=5"])       # LaunchError: … (did you mean 'trainer.save_freq'?)
-
-Our keys come from `drzero.recipe.settings`, veRL's from the tree in `verl_keys.yaml`. An empty mapping there
-may have any key. `python -m drzero.launch.known_keys` writes that file and the known environments, and a test
-keeps both current. Values are judged in the container, by `drzero preflight`.
+`python -m drzero.launch.known_keys` writes `verl_keys.yaml` and the known environments, and a test keeps both
+current. An empty mapping there may have any key. `drzero preflight` judges values, in the container.
 """
 
 import textwrap
@@ -32,10 +29,7 @@ OPEN = ("critic", "distillation", "global_profiler", "reward_model")
 
 
 def check_keys(overrides: Sequence[str], installs: Sequence[str] = ()) -> None:
-    """Raise LaunchError for an override of an unknown key or group option.
-
-    `installs`: more packages for the image, which may have environments.
-    """
+    """Raise LaunchError for an unknown key or option. `installs`: packages that may have environments."""
     for word in overrides:
         sign, key, value = _parts(word)
         if "=" not in word and not sign.startswith("~"):
@@ -72,7 +66,6 @@ def _parts(word: str) -> tuple[str, str, str]:
 
 @cache
 def _known() -> dict[str, bool]:
-    """Every dotted key, and whether it is a group of listed keys."""
     verls = _dotted(yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader))
     names = [*verls, *OLD_KEYS, *(name for stage in CONFIGS for name in schema_of(stage).keys)]
     groups = {name[:end] for name in names for end, letter in enumerate(name) if letter == "."}
@@ -80,7 +73,6 @@ def _known() -> dict[str, bool]:
 
 
 def _is_known(key: str) -> bool:
-    """Whether a key is listed, or lies below one that may have any key."""
     known = _known()
     while key:
         if key in known:

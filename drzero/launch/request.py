@@ -1,10 +1,8 @@
 """A launch, resolved: what will run, on which machine, under which name, and what it costs at most.
 
     request = resolve(parse(words))
-    print(request.as_yaml())        # printed at the start, and stored next to the run
 
-Command line, run file and environment defaults are merged once, on the client, into a `_Launch`. Everything
-else is computed from that, and the `Request` is sent to Modal.
+Command line, run file and environment defaults are merged on the client. Modal gets the `Request`.
 """
 
 from __future__ import annotations
@@ -79,7 +77,6 @@ class Request:
     part: int
     action: str
     name: str
-    """The run, and the launch's folder on the volume."""
     preparations: tuple[tuple[str, ...], ...]
     """`drzero` commands to run on a CPU before preflight."""
     command: tuple[str, ...]
@@ -87,7 +84,6 @@ class Request:
     reason: str
     preflight: bool
     env: str | None = None
-    """The environment, as stages name it, or None for the user's own corpus."""
     script: str | None = None
     """A script of the checkout that trains instead of `drzero train`."""
     secrets: tuple[str, ...] = ()
@@ -138,12 +134,9 @@ class Request:
 
 @dataclass(frozen=True)
 class _Launch:
-    """Command line, run file and environment defaults, merged."""
-
     words: Words
     action: Action
     stage: str
-    """The stage that runs or is checked, otherwise the action's name."""
     env: str | None
     file: RunFile
     """For `env`, and on top of the general one where episodes are played."""
@@ -156,17 +149,14 @@ class _Launch:
         return tuple(word for word in words if not word.startswith("env="))
 
     def named(self, *keys: str) -> str | None:
-        """The last value that overrides give one of the keys."""
         return _last(self.typed, *keys)
 
     @property
     def model(self) -> str | None:
-        """The flag, or the file's for this environment."""
         return self.words.model or self.file.model
 
     @property
     def plays(self) -> bool:
-        """Whether episodes are played, rather than a corpus searched."""
         return is_task(self.env)
 
     @property
@@ -176,7 +166,6 @@ class _Launch:
 
     @property
     def makes_demo_data(self) -> bool:
-        """Whether it is `prepare-data --env demo`."""
         return self.action.name == "prepare-data" and self.env == "demo"
 
     @property
@@ -188,7 +177,6 @@ class _Launch:
 
     @property
     def iteration(self) -> int | None:
-        """The iteration. 0 is the base model, before any training."""
         return 0 if self.scores_model else self._iteration
 
     @property
@@ -273,7 +261,6 @@ def _merged(words: Words) -> _Launch:
 
 
 def _environment(words: Words, file: RunFile) -> str | None:
-    """The environment, as stages name it. Raises LaunchError for an unknown one."""
     if words.action == "smoke":
         return "demo"
     name = words.env or _last(words.overrides, "env") or file.env or _last(file.overrides, "env")
@@ -281,7 +268,6 @@ def _environment(words: Words, file: RunFile) -> str | None:
 
 
 def _stage(action: Action, words: Words) -> str:
-    """The stage that runs or is checked. Raises LaunchError for one that cannot be checked."""
     if not action.of_stage:
         return action.name
     stage = words.stage or (words.places[0] if words.places else "challenger")
@@ -301,7 +287,7 @@ def _last(overrides: Sequence[str], *keys: str) -> str | None:
 
 
 def _script(launch: _Launch) -> str | None:
-    """The script that trains in place of `drzero train`. Raises LaunchError if no container would have it."""
+    """Raises LaunchError for a script that no container would have."""
     env, script = launch.env, launch.file.scripts_by_env.get(launch.env or "")
     if script is None:
         return None
@@ -320,7 +306,6 @@ def _script(launch: _Launch) -> str | None:
 
 
 def _machine(launch: _Launch) -> tuple[Compute, str]:
-    """The machine before `--gpu-type` and `--gpu-count`, and the reason for it."""
     action, file, reason = launch.action, launch.file, "it was asked for"
     is_smoke = action.name == "smoke"
     if named := launch.named("compute"):

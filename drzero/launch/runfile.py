@@ -1,28 +1,8 @@
 """A run file (`--config-path`): one YAML with machine, model, environment, steps and image additions.
 
-    compute:                  # a name of config/compute/, or a mapping with `base` and the differences
-      base: a100-40gb
-      timeout: 14400
-    model: qwen2.5-3b         # an option of config/model/, or a hub id
-    models_by_env:            # replaces `model` in one environment
-      demo: demo-policy
-    env: own
-    iteration: 1
-    steps: 50
-    hop_ratio: "4:3:2:1"
-    overrides: [trainer.save_freq=5, +trainer.foo=1]
-    overrides_by_env:         # wins over `overrides`
-      bfcl-single-turn: [data.max_prompt_length=3072]
-    overrides_by_model:       # wins over both
-      Salesforce/xLAM-2-3b-fc-r: [environment.call_form=xlam]
-    scripts_by_env:           # trains instead of `drzero train`
-      mine: examples/grpo/train_mine.py
-    image:
-      pip: [my-package==1.0]
-      apt: [graphviz]
-      scripts: [tools/]
-
-A file in the format of the Modal guide for `verifiers` is translated first (`verifiers_guide_format`).
+`compute` is a name of config/compute/, or a mapping with `base` and the differences. Overrides by environment
+win over plain ones, and overrides by model over both. A file of Modal's `verifiers` guide is translated
+first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,10 +58,7 @@ class RunFile:
         )
 
     def on_general(self, env: str, gpu_count: int | None, *, is_general: bool) -> "RunFile":
-        """The file on top of `config/runs/general.yaml`, for an environment that is played.
-
-        `is_general` for a launch without a run file, or with the general one.
-        """
+        """On top of `config/runs/general.yaml`. `is_general`: no run file is given, or the general one."""
         general = read_runfile(str(GENERAL))
         changes, settings = machine_changes(general.overrides_by_env.get(env, []))
         defaults = {**general.compute, **changes}
@@ -105,7 +82,7 @@ class RunFile:
 
 
 def _on_base(compute: Any, general: dict[str, Any]) -> Any:
-    """A run file's machine. Without a base it starts from the general one, or from one for several GPUs."""
+    """Without a base it starts from the general machine, or from one for several GPUs."""
     if isinstance(compute, str) or "base" in (compute or {}):
         return compute
     changes = compute or {}
@@ -194,7 +171,6 @@ class EnvironmentDefaults:
     """The model and limit in `config/env/NAME.yaml`."""
 
     model: str | None = None
-    """The option of `config/model/` it chooses (`override /model`)."""
     max_usd: float | None = None
 
 
@@ -217,10 +193,7 @@ def model_of_loop(name: str) -> str | None:
 
 
 def model_option(name: str) -> str | None:
-    """The option of `config/model/` for a model, or None for a hub id or folder without one.
-
-    Raises LaunchError with the nearest option for any other name.
-    """
+    """The option of `config/model/`, None for a hub id or folder. Raises LaunchError for other names."""
     known = {file.stem: file for file in sorted((CONFIG / "model").glob("*.yaml"))}
     if "/" in name:
         return next((one for one in known if _read_option("model", one).get("base_model") == name), None)

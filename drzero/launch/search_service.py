@@ -1,7 +1,6 @@
 """The retrieval service in a container on Modal: `drzero serve-search` on its own machine.
 
-machine, words = described(read_runfile(path), path, token)     # at the client
-start(words)                                                    # in the container
+machine, words = described(read_runfile(path), path, token)     # at the client, then start(words)
 """
 
 from __future__ import annotations
@@ -25,14 +24,10 @@ START_S = 1800
 """Seconds until it must answer: Chroma first reads its index into memory, and a model may be downloaded."""
 _USED = ("compute", "overrides", "image")
 _OF_RUNS = ("max_usd", "timeout", "retries")
-"""Limits of a run. A service stays until its app is stopped."""
 
 
 def described(file: RunFile, path: str, token: str | None) -> tuple[Compute, list[str]]:
-    """The machine and overrides of a run file. Raises LaunchError for anything a service cannot use.
-
-    Requests must carry `token`, since the service's address is public.
-    """
+    """Machine and overrides. Requests must carry `token`: the address is public. Raises LaunchError."""
     if not token:
         raise LaunchError("RETRIEVAL_TOKEN is not set: the service's address is public; put one into .env")
     limits = [key for key in _OF_RUNS if isinstance(file.compute, dict) and key in file.compute]

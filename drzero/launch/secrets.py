@@ -1,8 +1,4 @@
-"""Secrets: `.env` as Modal's dotenv secret, otherwise the named secrets that exist.
-
-Neither `wandb-secret` (WANDB_API_KEY) nor `huggingface-secret` (HF_TOKEN) is required. Without one, a line
-names the consequence.
-"""
+"""Secrets: `.env` as Modal's dotenv secret, otherwise the named secrets that exist. None is required."""
 
 import os
 from pathlib import Path

@@ -1,10 +1,7 @@
 """The cost of a run so far, and the time when its money runs out.
 
-    spend = Spend(launch_folder("challenger_iter1"))
-    spend.usd, money_ends_at(time.time(), spend.usd, 36.0, max_usd=100)
-
-`launches/NAME/spend.json` has an entry for each call: its start, when it was last seen running, its price.
-A running call updates its entry every `EVERY_S`, so at most that much of a killed call is missing.
+`launches/NAME/spend.json` has an entry for each call. A running call updates its entry every `EVERY_S`, so at
+most that much of a killed call is missing.
 """
 
 import json
@@ -16,7 +13,6 @@ from drzero.ops.files import atomic_write
 EVERY_S = 60.0
 """Seconds between updates of a running call's entry."""
 SILENT_S = 5 * EVERY_S
-"""Seconds without an update after which a running call counts as silent."""
 CONTINUES = "continue"
 """The outcome of a call that another call of the same launch continues."""
 

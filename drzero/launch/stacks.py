@@ -1,10 +1,7 @@
 """`--action stacks RUN`: where the processes of a running launch stand, asked of its container.
 
-    modal run modal_train.py --action stacks solver_iter1
-
 A container cannot reload a volume while its run has files open there, so question and answer go through the
-Dict of the claims. The terminal puts a question to the run's call. A thread in its container finds it, runs
-`drzero stacks` and puts the output. The page this writes is on the volume within a minute.
+Dict of the claims. The page this writes is on the volume within a minute.
 """
 
 import subprocess
@@ -32,10 +29,7 @@ _LOOK_S = 120.0
 
 
 def run_stacks(words: Words, table: "modal.Dict", claims: Claims) -> int:
-    """Print the answer of the run's container. Returns the exit code of its `drzero stacks`.
-
-    Raises LaunchError if the run is not running, or its container does not answer.
-    """
+    """Print the answer. Returns its exit code. Raises LaunchError without a running run or an answer."""
     run = run_name(words)
     claim = claims.running(run)
     if claim is None:

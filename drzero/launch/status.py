@@ -1,9 +1,4 @@
-"""`--action status` in its container: every launch with state and cost, then the loop's table.
-
-    python -m drzero.launch.status
-
-`status_line` makes the line a running call prints every minute.
-"""
+"""`python -m drzero.launch.status`: every launch with state and cost, then the loop's table."""
 
 import json
 import subprocess
@@ -74,10 +69,7 @@ def status_line(request: Request, usd: float, seconds: float) -> str:
 
 
 def stall_of(request: Request, since: float) -> str | None:
-    """The stall that ended a run: verdict, culprit, advice and page, or None without a lasting one.
-
-    `since` is in Unix seconds: earlier stalls do not count.
-    """
+    """The lasting stall that ended a run, or None. Stalls before `since` (Unix time) do not count."""
     lasting = [(run, stall) for run in _runs(request) if (stall := RunRecords(run).lasting_stall)]
     found = [(run, stall) for run, stall in lasting if stall["time"] >= since]
     if not found:
@@ -102,7 +94,7 @@ def _verdict(stall: dict[str, Any]) -> str:
 
 
 def _runs(request: Request) -> list[Path]:
-    """The run folders a launch writes. For the loop, these are the folders of all stages."""
+    """The run folders a launch writes, for the loop those of all stages."""
     root = place("checkpoints")
     return [root / request.name] if request.action != "evolve" else list(root.glob("*_iter*"))
 

@@ -1,8 +1,5 @@
 """A run file in the format of the Modal guide for `verifiers`, translated into ours.
 
-    translate({"modal": {"gpu": {"type": "A100-40GB"}}, "training": {"environment": "vf-wordle"}}, "run.yaml")
-    # {"compute": {"type": "A100-40GB"}, "env": "vf-wordle", "overrides": []}
-
 `KEYS` is the whole mapping and the table of docs/modal.md. The guide trains with TRL and vLLM, we with veRL
 and SGLang, so some keys have another shape.
 """
@@ -19,7 +16,6 @@ SECTIONS = ("modal", "model", "training", "vllm", "wandb")
 PROMPT_TOKENS = 1024
 """The prompt's share of the guide's one length for prompt and response, at most half of it."""
 GROUP = 8
-"""Episodes of one task (`actor_rollout_ref.rollout.n`)."""
 _ROLLOUT, _ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
 _NUMBER = (int, float)
 
@@ -102,10 +98,7 @@ def is_guides(values: Mapping[str, Any]) -> bool:
 
 
 def translate(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The run file in our format. Our own keys in it are kept, and its own overrides win.
-
-    Raises LaunchError for an unknown key, or a value of another type.
-    """
+    """Our own keys are kept, and its overrides win. Raises LaunchError for an unknown key or a wrong type."""
     ours: dict[str, Any] = {key: value for key, value in values.items() if key not in SECTIONS}
     # The guide always has a real server; our default on one GPU is the reference engine.
     overrides = ["rollout=sglang"] if "vllm" in values else []

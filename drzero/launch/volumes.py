@@ -1,14 +1,7 @@
-"""The volumes: their names, mounts, and folders in a container.
-
-| volume | mounted at | holds |
-|---|---|---|
-| `dr-zero-corpus` | `/corpus` | `chromadb/`, `faiss/`, `data/`, `models/` |
-| `dr-zero-checkpoints` | `/checkpoints` | `challenger_iter1/`, …, `launches/` |
-| `dr-zero-cache` | `/cache` | hub and package caches |
+"""The volumes (`/corpus`, `/checkpoints`, `/cache`): their names, mounts, and folders in a container.
 
 The Dict `dr-zero-claims` has the calls that work on them. With EXPERIMENTER set (in the environment or in
-`.env`) each name ends in `-EXPERIMENTER-EXPERIMENT_NAME`, so people and experiments do not share volumes.
-EXPERIMENT_NAME defaults to `default`.
+`.env`) each name ends in `-EXPERIMENTER-EXPERIMENT_NAME` (by default `default`), so people share none.
 """
 
 import os

@@ -1,14 +1,10 @@
 """Do the images' versions meet the packages' own requirements? uv answers on a CPU, before a build.
 
     python -m drzero.launch.image.check                  # asks the package index; installs nothing
-    python -m drzero.launch.image.check --installed gpu  # in a container (gpu or cpu): checks its packages
+    python -m drzero.launch.image.check --installed gpu  # in a container (gpu or cpu): runs `uv pip check`
 
-The first form resolves the pins (drzero/launch/image/pins.py) and this project's dependencies for the images'
-Python and platform. Everything it resolves must be pinned or come with SGLang's image, since the images
-install with `--no-deps`. The second form runs `uv pip check`, because only a container knows the versions of
-SGLang's own packages.
-
-Exit code 0: all agrees. 1: something does not. 2: the package index cannot be reached.
+The images install with `--no-deps`, so everything resolved must be pinned or come with SGLang's image. Exit
+code 0: all agrees. 1: something does not. 2: the package index cannot be reached.
 """
 
 import argparse
@@ -54,11 +50,7 @@ class VersionConflict(RunFailed):
 def resolve(
     pins: Mapping[str, str], overrides: Mapping[str, str] | None = None, project: Path | None = PROJECT
 ) -> dict[str, str]:
-    """The version of each pin, project dependency and transitive requirement.
-
-    An override replaces all requirements on its package. Raises VersionConflict, or UserError if the package
-    index cannot be reached.
-    """
+    """Versions of pins and all their requirements. Raises VersionConflict, or UserError without the index."""
     with tempfile.TemporaryDirectory() as folder:
         override = Path(folder) / "overrides.txt"
         override.write_text(_lines(overrides or {}), encoding="utf-8")
@@ -86,17 +78,14 @@ def _uv() -> list[str]:
 
 
 def check_cpu_pins(pins: Mapping[str, str] = CPU_PINS, project: Path | None = PROJECT) -> list[str]:
-    """The faults of the CPU image's pins. Raises as `resolve` does.
-
-    Without SGLang no override applies, so this also checks all other demands on the overridden packages.
-    """
+    """Faults of the CPU pins, to which no override applies. Raises as `resolve` does."""
     wanted = _without_data_only(pins)
     missing = resolve(wanted, project=project).keys() - wanted.keys()
     return _missing("CPU", (name for name in missing if not _CUDA.match(name)))
 
 
 def check_gpu_pins(pins: Mapping[str, str] = GPU_PINS, project: Path | None = PROJECT) -> list[str]:
-    """The faults of the GPU image's pins and the stated overrides. Raises as `resolve` does."""
+    """Faults of the GPU pins and the stated overrides. Raises as `resolve` does."""
     by_sglang = resolve({"sglang": pins["sglang"]}, project=None)
     problems = [
         f"stated override of {each.by}'s {each.package}{each.instead_of}: {each.by} no longer requires that"
@@ -147,7 +136,7 @@ def check_installed(image: str) -> list[str]:
 
 
 def imported_versions(path: Sequence[str] = sys.path) -> dict[str, str]:
-    """The version of each package that Python imports, which is the first on the path."""
+    """The version that Python imports, the first on the path."""
     versions: dict[str, str] = {}
     for each in metadata.distributions(path=list(path)):
         versions.setdefault(normalised(each.metadata["Name"] or ""), each.version)
@@ -169,7 +158,6 @@ def overwritten(package: str, path: Sequence[str] = sys.path) -> list[str]:
 
 
 def _sha256(file: metadata.PackagePath) -> str:
-    """As in a RECORD. Empty for a missing file."""
     if not (path := Path(str(file.locate()))).is_file():
         return ""
     return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).decode().rstrip("=")

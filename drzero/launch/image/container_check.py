@@ -2,9 +2,7 @@
 
     python -m drzero.launch.image.container_check gpu     # in the image gpu, or cpu
 
-Checks imports, versions against the pins, SGLang's API, every stage's config, write access to the volumes,
-and which secrets are set (never their values). Prints a line each. Exit code 1 if anything is wrong. SGLang's
-servers are imported with a stand-in for the driver's library (drzero/launch/image/cuda_stand_in.py).
+Prints a line each, secrets without their values. Exit code 1 if anything is wrong.
 """
 
 import importlib
@@ -35,12 +33,11 @@ _OF_GPU_IMAGE = (
     "sglang.srt.entrypoints.http_server",
     "verl.workers.rollout.sglang_rollout.async_sglang_server",
 )
-"""The solver's server and the rollout's."""
 _STAGES = ("prepare_data", "challenger", "synthesize", "solver", "merge", "evaluate")
 
 
 def main(image: str) -> int:
-    """Print a line for each check. Returns 1 if one failed."""
+    """Returns 1 if a check failed."""
     # Prints its own lines.
     failed = int(bool(check_versions(["--installed", image])))
     for problem, line in _results(image):
@@ -51,7 +48,6 @@ def main(image: str) -> int:
 
 
 def _results(image: str) -> Iterator[tuple[bool, str]]:
-    """Whether it failed and its line, for each check."""
     from drzero.recipe.compose import compose_stage
 
     yield from map(_import, (*_LIBRARIES, *_OURS))

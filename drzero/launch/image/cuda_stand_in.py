@@ -1,8 +1,4 @@
-"""A stand-in for NVIDIA's driver library, to import SGLang on a machine without a GPU.
-
-SGLang's kernels are linked against libcuda.so.1, which comes with a driver, not with an image. The stand-in
-has the functions that the installed kernels need. Each reports that there is no device.
-"""
+"""A stand-in for NVIDIA's libcuda.so.1, to import SGLang without a GPU: each function reports no device."""
 
 import ctypes
 import re
@@ -19,10 +15,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def load_stand_in() -> int:
-    """Load the stand-in unless there is a driver. Returns the number of its functions, or 0.
-
-    Raises RunFailed if it cannot be compiled, PackageNotFoundError without SGLang's kernels.
-    """
+    """Returns its number of functions, 0 with a driver. Raises RunFailed if it cannot be compiled."""
     try:
         ctypes.CDLL(_LIBRARY)
         return 0

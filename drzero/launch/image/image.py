@@ -1,14 +1,8 @@
 """The two images, in layers from the one that changes least to the one that changes most.
 
-    gpu_image(ImageExtras(pip=("sympy",), scripts=("tools/",)))     # SGLang's image plus our packages
-    cpu_image()                                                     # the same packages, torch's CPU build
-
-Layers: base, flash-attn, our packages (drzero/launch/image/pins.py), the user's apt and pip packages,
-environment. Modal adds our source and the user's scripts when a container starts, so a code change builds
-nothing. A user's package that would change an installed version fails the build.
-
-No secret gets in: only `SOURCE` is sent, without files that look like a secret (`leave_out`). The client
-imports this module: only modal, the standard library and light modules of ours.
+Modal adds our source and the user's scripts when a container starts, so a code change builds nothing. A
+user's package that would change an installed version fails the build. No secret gets in (`leave_out`). The
+client imports this module: only modal, the standard library and light modules of ours.
 """
 
 import functools
@@ -178,11 +172,7 @@ _SECRET_NAME = re.compile(
 
 
 def leave_out(path: Path) -> bool:
-    """Whether this path below an added folder stays here: caches, outputs, and anything like a secret.
-
-    Names with a leading dot (.env, .git, .venv), key files, and names like `hf_token.txt`. A Python file
-    counts as code whatever its name.
-    """
+    """Whether a path stays here: dotfiles, caches, outputs, keys, `hf_token.txt`. Python files are code."""
     for name in path.parts:
         suffix = Path(name).suffix.lower()
         if name.startswith(".") or name.lower() in _LEFT_OUT_NAMES or suffix in _LEFT_OUT_SUFFIXES:

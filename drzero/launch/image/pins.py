@@ -1,17 +1,8 @@
-"""The images' packages: the base, our additions, and overridden requirements.
+"""The images' packages. The client imports this file: standard library only.
 
-    python -m drzero.launch.image.check        # do the pins meet the packages' own requirements?
-
-* **GPU image**: SGLang's own image for the version veRL 0.9.1 supports. Its torch, kernels and SGLang's
-  dependencies are never changed.
-* **Additions**: `ADDED`, the whole closure by name, installed with `--no-deps`. A free resolver would change
-  packages that depend on torch, or refuse SGLang and veRL, which pin different versions of transformers.
-  Versions come from constraints.txt and constraints-gpu.txt (drzero/ops/versions.py).
-* **CPU image**: the same pins plus the packages SGLang's image brings (`BROUGHT`), with torch's CPU build.
-* **flash-attn**: never built from source, which takes hours. It comes from `FLASH_ATTN_WHEELS` by an exact
-  match of torch, CUDA, Python and C++ ABI. Without a match, attention is torch's own (sdpa).
-
-The client imports this file: standard library only.
+SGLang's own image keeps its torch and kernels. `ADDED` is the closure of our additions, with versions from
+the constraints files, installed with `--no-deps`: SGLang and veRL pin different transformers. The CPU image
+has the same pins plus `BROUGHT`. flash-attn is a wheel of the same torch, CUDA, Python and ABI, or absent.
 """
 
 import urllib.parse
@@ -85,10 +76,7 @@ class FlashAttnWheel:
         return urllib.parse.unquote(self.url.rpartition("/")[2])
 
     def fits(self, base: BaseImage) -> bool:
-        """Whether its name matches the image. A name may leave out CUDA's minor version.
-
-        A name without an ABI is for torch 2.7 or later, which has only the C++11 one.
-        """
+        """Whether its name matches. It may leave out CUDA's minor version, and from torch 2.7 on the ABI."""
         torch, python = base.packages["torch"].rpartition(".")[0], base.python.replace(".", "")
         return self.name in {
             f"flash_attn-{pinned('flash-attn', gpu=True)}+cu{cuda}torch{torch}{abi}"

@@ -1,10 +1,7 @@
 """Can everything in the GPU image be imported together? Tested without Docker, a GPU or an account.
 
-    make image-proof                                  # ARGS="--python PATH" if uv finds no such Python itself
-
-Installs the pinned SGLang and then, with `--no-deps`, our additions (drzero/launch/image/pins.py) into a new
-environment with the images' Python, and runs a container's check in it. Two things differ from the image:
-SGLang's own packages are today's, and flash-attn's wheel is left out. Downloads 9 GB into a temporary folder.
+`make image-proof` installs pinned SGLang and, with `--no-deps`, our additions into a new environment, 9 GB.
+It differs from the image in two ways: SGLang's packages are today's, and flash-attn's wheel is left out.
 """
 
 import argparse
@@ -20,7 +17,7 @@ from drzero.launch.volumes import MOUNTS
 
 
 def main(arguments: list[str]) -> int:
-    """Make the environment, check it, remove it. Returns the exit code of the check, or of a failed uv."""
+    """Make the environment, check it, remove it. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Can everything in the GPU image be imported together?")
     parser.add_argument("--python", default=SGLANG_IMAGE.python, help="the images' Python, or where it is")
     python = parser.parse_args(arguments).python

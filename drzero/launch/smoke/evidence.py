@@ -1,7 +1,7 @@
 """The proofs of a finished run, from its processes, log and metrics: one verdict a mechanism.
 
-With VERL_LOGGING_LEVEL=DEBUG, veRL 0.9.1 logs memory at each weight sync
-(workers/engine_workers.py:770, 824): torch's allocations in rank 0, and the use of its GPU.
+With VERL_LOGGING_LEVEL=DEBUG, veRL 0.9.1 logs memory at each weight sync (workers/engine_workers.py:770,
+824).
 """
 
 import re
@@ -15,8 +15,7 @@ from drzero.recipe.metrics import Steps
 
 ASLEEP, AWAKE = "Before resume weights", "After resume kv_cache"
 LARGEST_GAP = 0.1
-"""The largest allowed gap between log-probabilities of rollout engine and actor. bfloat16 gives thousandths,
-random weights several units."""
+"""Of log-probabilities, rollout to actor. bfloat16 gives thousandths, random weights several units."""
 _LINE = re.compile(
     rf"({ASLEEP}|{AWAKE}), memory allocated \(GB\): ([\d.]+), memory reserved \(GB\): ([\d.]+), "
     r"device memory used/total \(GB\): ([\d.]+)/([\d.]+)"
@@ -28,9 +27,7 @@ class Memory:
     """Use of one GPU at one moment, in GiB."""
 
     allocated: float
-    """By the training rank."""
     reserved: float
-    """By the training rank, including torch's cache."""
     used: float
     total: float
 
@@ -75,7 +72,6 @@ def verdicts(needs: Needs, seen: Witness, log: str, steps: Steps) -> Iterator[Ve
 
 
 def _parallel(needs: Needs, seen: Witness) -> Verdict:
-    """Both engines had a scheduler for each tensor-parallel rank."""
     ranks = Counter(
         int(found[1]) if (found := re.search(r"_TP(\d+)", title)) else 0 for title in seen.schedulers.values()
     )
@@ -85,7 +81,6 @@ def _parallel(needs: Needs, seen: Witness) -> Verdict:
 
 
 def _weights(needs: Needs, steps: Steps) -> Verdict:
-    """The engine samples from the trained weights, and did not start with them."""
     mechanism, key = "weight sync", "actor/rollout_corr/kl"
     gaps = [abs(step[key]) for step in steps.values() if key in step]
     if not gaps or len(gaps) < len(steps):
@@ -99,7 +94,6 @@ def _weights(needs: Needs, steps: Steps) -> Verdict:
 
 
 def _sleep(needs: Needs, syncs: list[tuple[Memory, Memory]], steps: int) -> Verdict:
-    """Asleep, the engine had freed at least half of its share."""
     gaps = [(awake.of_others - asleep.of_others, asleep.total - asleep.used) for asleep, awake in syncs]
     freed = [gap for gap, free in gaps if gap >= needs.share / 2 * free]
     if len(freed) < max(steps, 1):
@@ -108,10 +102,7 @@ def _sleep(needs: Needs, syncs: list[tuple[Memory, Memory]], steps: int) -> Verd
 
 
 def _offload(needs: Needs, syncs: list[tuple[Memory, Memory]]) -> Verdict:
-    """After an update, the training rank has neither weights nor the Adam states, twice as large, on its GPU.
-
-    The first sync comes before any update. Late in a sync, tensors already sent may still be held.
-    """
+    """The first sync comes before any update. Late in a sync, tensors already sent may still be held."""
     left = max((asleep.allocated for asleep, _ in syncs[1:]), default=None)
     if left is None:
         return Verdict("offload", False, "no weight sync was logged after an update")

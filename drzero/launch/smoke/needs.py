@@ -19,9 +19,7 @@ class Needs:
     schedulers: dict[int, int]
     """SGLang's processes by tensor-parallel rank, rollout and solver together."""
     sleeps: bool
-    """Whether the rollout engine frees its memory for the update."""
     share: float
-    """The rollout engine's share of the free memory."""
     offloads: bool
     """Whether weights and Adam states wait in host memory."""
     weights_gib: float | None
@@ -40,9 +38,7 @@ class Verdict:
     mechanism: str
     proven: bool
     why: str
-    """What was seen, or what was wrong or missing."""
     needed: bool = True
-    """Whether the run needs it."""
 
     @property
     def fails(self) -> bool:

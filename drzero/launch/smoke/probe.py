@@ -2,8 +2,8 @@
 
     python -m drzero.launch.smoke.probe ipc cuda
 
-Each runs in its own process, since a mechanism may crash or hang. `device` is `cuda`, or `cpu` in the tests.
-Written for SGLang 0.5.12, veRL 0.9.1, torch_memory_saver 0.0.10 and flash-attn 2.8.3.
+Each runs in its own process, since a mechanism may crash or hang. Written for SGLang 0.5.12, veRL 0.9.1,
+torch_memory_saver 0.0.10 and flash-attn 2.8.3.
 """
 
 import os
@@ -24,7 +24,6 @@ from drzero.ops.process.isolated import last_line
 
 _MIB = 2**20
 _NUMBERS = 1 << 20
-"""Float32 numbers in a shared or reduced tensor."""
 _SAVED_MIB = {"weights": 256, "kv_cache": 1024}
 """Memory put to sleep, by SGLang's tags."""
 
@@ -224,7 +223,6 @@ def flash_attention() -> str:
 
 
 def _places(device: str) -> list[str]:
-    """The torch device of each GPU."""
     import torch
 
     if device != "cuda":
@@ -235,7 +233,6 @@ def _places(device: str) -> list[str]:
 
 
 def _in_other_process(name: str, *words: str, stdin: bytes = b"") -> str:
-    """Run a function of this file in another process. Raises RunFailed with the reason."""
     done = subprocess.run(_command(name, *words), input=stdin, capture_output=True, check=False)
     if done.returncode:
         raise RunFailed(f"in the other process: {_reason(done.returncode, done.stderr)}")

@@ -1,9 +1,6 @@
-"""The probes of a machine with GPUs, before a run starts on it: one verdict a mechanism.
+"""The probes of a machine with GPUs, before a run starts: one verdict a mechanism.
 
-    verdicts = [try_out(probe) for probe in probes_for(needs, run_dir)]
-
-Each takes seconds and runs in its own process with a time limit, so an error, a crash and a hang all become
-the reason of a verdict.
+Each runs in its own process with a time limit, so an error, a crash or a hang becomes a verdict's reason.
 """
 
 import sys

@@ -1,9 +1,6 @@
-"""The smoke test on its machine, instead of a plain `drzero challenger`.
+"""The smoke test on its machine, instead of a plain `drzero challenger`: probes, run, verdicts.
 
-    python -m drzero.launch.smoke.run challenger compute=2xa10g solver.tp_size=2 …
-
-On GPUs the probes come first (`probes`), and nothing starts if one the run needs fails. After the run, each
-mechanism gets a verdict (`evidence`). Exit code 1 if one is not proven.
+python -m drzero.launch.smoke.run challenger compute=2xa10g solver.tp_size=2 …
 """
 
 import sys
@@ -44,7 +41,6 @@ def main(stage: str, *overrides: str) -> int:
 
 
 def _failed(when: str, judged: Iterable[Verdict]) -> bool:
-    """Print each verdict. Returns whether one fails the smoke test."""
     fails = False
     for verdict in judged:
         print(f"[{when}] {verdict}", flush=True)

@@ -2,7 +2,6 @@
 
 with Witness(recorder_folder(run_dir)) as seen:
     …                                      # the run, below this process
-seen.schedulers                            # {4711: "sglang::scheduler_TP0", …}
 """
 
 import os
