@@ -1,9 +1,6 @@
-"""Bearer tokens, which come only from the environment. Each server gets only its own token.
+"""Bearer tokens from the environment: a config key or flag would show them in files and process lists.
 
-    bearer_headers(MODEL_KEY)           # {"Authorization": "Bearer …"}, or {}
-    bearer_of("RETRIEVAL_TOKEN")        # the token, or None
-
-A config key or flag would show a token in a run's files and in process lists.
+bearer_headers(MODEL_KEY)           # {"Authorization": "Bearer …"}, or {}
 """
 
 import os

@@ -1,8 +1,6 @@
-"""Log patterns of known failures, with advice.
+"""Log patterns of known failures, with advice. A recipe adds more.
 
-    line, cause = first_cause(lines, recipe_causes)
-
-The first error is usually the cause and later ones are consequences. A recipe adds more.
+line, cause = first_cause(lines, recipe_causes)     # later errors are usually consequences
 """
 
 import re

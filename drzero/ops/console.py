@@ -1,9 +1,6 @@
-"""The output of a run: notices always, the output of its parts only with `verbose=true`.
+"""The output of a run: `say` always prints, `detail` only with `verbose=true`.
 
-say("trainer", "starting")          # [trainer] starting
-detail("trainer", line)             # only with `verbose=true`
-with shown_by(view):                # a live view replaces stdout
-    ...
+with shown_by(view): ...        # a live view replaces stdout
 """
 
 import os
@@ -55,7 +52,6 @@ class _Stdout:
             self._left_out += 1
 
     def _write(self, line: str) -> bool:
-        """Write as much as stdout accepts, and return whether that was everything."""
         text = line + "\n"
         for start in range(0, len(text), _PIECE):
             if not takes_more(1.0):  # a slow pager continues within a second, Ctrl-S does not

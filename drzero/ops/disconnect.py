@@ -1,7 +1,4 @@
-"""Work for a client of an ASGI server, cancelled if the client leaves.
-
-answer = await unless_gone(request.receive, work())     # None if the client has left first
-"""
+"""Cancels work if its ASGI client leaves: `answer = await unless_gone(request.receive, work())`."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping

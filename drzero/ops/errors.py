@@ -1,7 +1,4 @@
-"""The three kinds of error that a user may meet. Other exceptions are bugs and keep their traceback.
-
-class StoreError(UserError): ...        # `drzero` prints its message and exits with 2
-"""
+"""The three kinds of error that a user may meet. Other exceptions are bugs and keep their traceback."""
 
 import os
 

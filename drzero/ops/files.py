@@ -1,10 +1,7 @@
 """Files and folders that are written completely or not at all, even across a crash.
 
-    atomic_write(path, text)                        # readers see the old content or the new one
-    with staging_folder(target) as folder: ...      # build a folder next to its final place
-        publish(folder, target)                     # make it durable and replace `target`
-
-A killed writer leaves `.NAME.building`, or `.NAME.previous`, which `recover` puts back.
+with staging_folder(target) as folder: ...      # a killed writer leaves `.NAME.building`
+    publish(folder, target)                     # or `.NAME.previous`, which `recover` puts back
 """
 
 import errno

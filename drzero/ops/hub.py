@@ -1,10 +1,6 @@
-"""Whether the model hub answers, tried once per process.
+"""Whether the model hub answers, tried once per process: its client retries each file for half a minute.
 
-    fault = hub_fault()
-    AutoTokenizer.from_pretrained(name, local_files_only=fault is not None)
-
-The hub's client retries each file of an unreachable hub for half a minute. Readers ask here first and fall
-back to the cache.
+AutoTokenizer.from_pretrained(name, local_files_only=hub_fault() is not None)
 """
 
 import threading

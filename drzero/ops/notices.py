@@ -1,7 +1,4 @@
-"""Which events of a run are worth a line, for the console, the live view and `top`.
-
-notice_of({"time": …, "kind": "restart", "component": "solver", "text": "restart 1 of at most 2"})
-"""
+"""Which events of a run are worth a line on the console: `notice_of({"kind": "restart", …})`."""
 
 import re
 from collections.abc import Mapping

@@ -1,12 +1,8 @@
-"""What a run appends to its folder as JSON lines, and the one reader of it.
+"""What a run appends to its folder as JSON lines, and the one reader of it. Only a line feed ends a line.
 
-    run = RunRecords(folder)
-    run.last_start[0]["text"], run.beats[-1]["phase"], run.lasting_stall
-
-    tail = JsonTail(folder / HEARTBEATS)        # follows a run that still goes on
-    tail.read()                                 # the new records
-
-Only a line feed ends a line. A line that cannot be read is left out and counted.
+run = RunRecords(folder)
+run.last_start[0]["text"], run.beats[-1]["phase"], run.lasting_stall
+JsonTail(folder / HEARTBEATS).read()        # the new records of a run that still goes on
 """
 
 import json
@@ -20,14 +16,10 @@ from typing import Any
 
 Record = dict[str, Any]
 
-EVENTS_FILE = "events.jsonl"
-"""In `logs/`: what happened to the parts of a run."""
-HEARTBEATS = "heartbeats.jsonl"
-"""Which phase of which step began when."""
-SAMPLES_FILE = "samples.jsonl"
-"""What each part used, every few seconds."""
-FLOW_FILE = "flow.jsonl"
-"""Snapshots of the samples on their way from rollout to update."""
+EVENTS_FILE = "events.jsonl"  # in `logs/`: what happened to the parts of a run
+HEARTBEATS = "heartbeats.jsonl"  # which phase of which step began when
+SAMPLES_FILE = "samples.jsonl"  # what each part used, every few seconds
+FLOW_FILE = "flow.jsonl"  # snapshots of the samples on their way from rollout to update
 
 EVENT_KEYS = ("time", "kind", "component", "text")
 BEAT_KEYS = ("time", "step", "phase")
@@ -45,8 +37,7 @@ class JsonTail:
         self._path = path
         self._keys = frozenset(keys)
         self._offset = offset
-        self.unreadable = 0
-        """Lines left out so far."""
+        self.unreadable = 0  # lines left out so far
 
     def read(self, *, to_end: bool = False) -> list[Record]:
         """The records since the last call. Without `to_end`, an unfinished last line waits for its end."""
@@ -91,8 +82,7 @@ class RunRecords:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.unreadable: dict[str, int] = {}
-        """Lines left out, by file."""
+        self.unreadable: dict[str, int] = {}  # lines left out, by file
 
     @cached_property
     def events(self) -> list[Record]:

@@ -1,7 +1,6 @@
 """Runs the main command of a run next to its services, and names the culprit when something ends.
 
-with ServiceGroup(specs) as services:
-    run_supervised(Command(name="trainer", command=(…), log_path=…), services, plan=watch_plan(config))
+run_supervised(Command(name="trainer", command=(…), log_path=…), services, plan=watch_plan(config))
 """
 
 import os
@@ -42,15 +41,10 @@ def run_supervised(
     plan: WatchPlan | None = None,
     nodes: NodeWatch | None = None,
 ) -> int:
-    """Run `main` to its end inside an entered `services` group and return its exit code, 0.
+    """Run `main` to its end inside an entered `services` group and return 0. Its process tree then has ended.
 
-    However this returns, the command's process tree has ended. Raises:
-
-    - Unfinished: exit code 75
-    - ChildFailed: any other exit code but 0
-    - NothingDone: exit code 0 before the first phase, if the plan requires one
-    - Stalled: if the plan's stall action is not `report`
-    - what `ServiceGroup.check` and `NodeWatch.check` raise, after stopping the command
+    Raises Unfinished, ChildFailed, NothingDone (if a phase must begin), Stalled (unless the stall action is
+    `report`), and the errors of `ServiceGroup.check` and `NodeWatch.check`.
     """
     events = services.events
     child = Child(main, grace_s)

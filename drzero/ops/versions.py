@@ -1,9 +1,6 @@
-"""The pinned versions, read from constraints.txt and constraints-gpu.txt.
+"""The pins in constraints.txt and constraints-gpu.txt. Standard library only, for the launcher.
 
-    pinned("verl")                # for tests and CPUs
-    pinned("torch", gpu=True)     # for machines with GPUs and SGLang
-
-Standard library only, because the launcher imports it on the user's machine.
+pinned("torch", gpu=True)     # for machines with GPUs and SGLang
 """
 
 import functools

@@ -1,10 +1,7 @@
-"""Asks a Ray cluster for its nodes, and may put a question to each. Prints a line of JSON for each.
+"""Prints a Ray cluster as JSON: a line for the whole, then each node, with its answer to a question.
 
-    python -m drzero.ops.cluster.ask 10.0.0.1:6379
-    python -m drzero.ops.cluster.ask 10.0.0.1:6379 stacks '{"deadline_s": 8, "native": false}'
-    python -m drzero.ops.cluster.ask 10.0.0.1:6379 follow /tmp/nodes.json     # rewritten at each change
-
-The first line describes the whole cluster. A question is a function of `drzero.ops.cluster.on_node`.
+python -m drzero.ops.cluster.ask 10.0.0.1:6379 stacks '{"deadline_s": 8, "native": false}'
+python -m drzero.ops.cluster.ask 10.0.0.1:6379 follow /tmp/nodes.json     # rewritten at each change
 """
 
 import json
@@ -93,7 +90,6 @@ def about_nodes() -> list[dict[str, Any]]:
 def _answers(
     nodes: list[dict[str, Any]], question: str, arguments: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """By node, its `answer` or a `fault`."""
     asked = {}
     for node in nodes:
         if node["alive"]:

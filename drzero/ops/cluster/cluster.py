@@ -1,8 +1,6 @@
 """Asks a Ray cluster in a separate process, within a time limit.
 
 cluster = ask_cluster("10.0.0.1:6379", "facts", {"marker": "", "salt": "…", "variables": []})
-cluster.fault               # None, or why there is no answer
-cluster.alive               # its nodes, each with its `answer` or a `fault`
 """
 
 import json

@@ -21,9 +21,7 @@ _IMPORTED = ("verl_ext", "environments", "search", "data", "drzero/ops")
 
 
 def facts(marker: str, salt: str, variables: Sequence[str]) -> dict[str, Any]:
-    """Return facts that must agree on all nodes. Of the secret `variables` only a salted hash leaves the
-    node.
-    """
+    """Return facts that must agree on all nodes. The secret `variables` leave it only as salted hashes."""
     return {
         "host": socket.gethostname(),
         "python": f"{platform.python_version()} at {sys.executable}",

@@ -1,10 +1,7 @@
-"""Notices that a node of the cluster is lost while a run needs it.
+"""Notices that a node of the cluster is lost. veRL needs all nodes and would wait for samples for ever.
 
-    with NodeWatch("10.0.0.1:6379", 2, follower("10.0.0.1:6379", seen, log, env), seen) as nodes:
-        nodes.check()               # raises NodeLost, called several times a second
-
-veRL itself would wait for samples for ever. All nodes are needed: veRL spreads agents and reward workers over
-them.
+with NodeWatch("10.0.0.1:6379", 2, follower("10.0.0.1:6379", seen, log, env), seen) as nodes:
+    nodes.check()               # raises NodeLost, called several times a second
 """
 
 import json
@@ -18,8 +15,7 @@ from drzero.ops.cluster.cluster import Node
 from drzero.ops.errors import RunFailed
 from drzero.ops.process.child import Child, Command
 
-NOTICED_S = 30.0
-"""Ray notices a killed raylet within this time (16 s measured). Its workers' connections break sooner."""
+NOTICED_S = 30.0  # Ray notices a killed raylet within this time (16 s measured)
 
 _ADVICE = "start Ray {} (docs/scale.md), then rerun to resume"
 

@@ -1,9 +1,6 @@
-"""Faults in a flow of samples that still moves.
+"""Faults in a flow of samples that still moves, from two consecutive snapshots.
 
-    symptoms = find_symptoms(before, now, WAITS_ON, floor_s=60)
-
-Pure checks of two consecutive snapshots. A flow that does not move at all is a stall
-(`drzero.ops.watchdog.movement`).
+symptoms = find_symptoms(before, now, WAITS_ON, floor_s=60)
 """
 
 from collections.abc import Iterator
@@ -77,7 +74,6 @@ def _at_points(before: Snapshot, now: Snapshot, floor_s: float) -> Iterator[Symp
 
 
 def _grown(before: Snapshot, now: Snapshot, count: str) -> dict[str, float]:
-    """How much a count has grown, by point, where it has."""
     grown = {}
     for name, point in now.points.items():
         earlier = before.points.get(name)

@@ -1,9 +1,7 @@
 """The flow monitor: snapshots of a run's samples as a stream (docs/flow.md) and as log lines.
 
-    with FlowMonitor(run_dir / FLOW_FILE, sources, waits_on) as flow:
-        run_supervised(trainer, services, plan=WatchPlan(…, flow=flow.snapshot))
-
-Each symptom is printed once for as long as it lasts. The watchdog reports a flow that stands still.
+with FlowMonitor(run_dir / FLOW_FILE, sources, waits_on) as flow:
+    run_supervised(trainer, services, plan=WatchPlan(…, flow=flow.snapshot))
 """
 
 import threading

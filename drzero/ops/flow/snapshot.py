@@ -1,6 +1,5 @@
 """Where the samples of a run are at one moment: queues and calls in flight, each a *flow point*.
 
-    now = follow(before, taken)             # adds how long each point has been still
     name = far_end(now.points, WAITS_ON, "buffer")
 
 A point *waits on* the points it needs to move: a buffer waits on rollouts, a rollout on searches.
@@ -29,10 +28,7 @@ class FlowPoint:
     work: float = 0.0  # grows with progress short of `out`, such as tokens
     role: Literal["work", "queue", "store"] = "work"
     """`work` ends by itself, the next point empties a `queue`, a `store` only has a depth."""
-    at: float = 0.0
-    """When these counts were written (unix seconds). Counts that were not rewritten say nothing about
-    stillness.
-    """
+    at: float = 0.0  # when these counts were written (unix seconds): stillness needs rewritten ones
     still_s: float = 0.0  # how long it has held something while nothing moved (`follow`)
     usual_s: float = 0.0  # the longest such time before this one (`follow`)
 
@@ -127,10 +123,7 @@ def follow(before: Snapshot | None, now: Snapshot, *, suspended: bool = False) -
 
 
 def far_end(points: Mapping[str, FlowPoint], waits_on: WaitsOn, *starts: str) -> str | None:
-    """Return the point that holds everything up: nothing that it waits on holds anything.
-
-    Follows `waits_on` from `starts`, prefers the point farthest from its start, then the oldest entry.
-    """
+    """Return the farthest point behind `starts` that holds something, on a tie by its oldest entry."""
     ends = [end for start in starts for end in _ends(points, waits_on, (start,))]
     if not ends:
         return None

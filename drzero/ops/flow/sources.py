@@ -1,7 +1,5 @@
-"""The sources of a snapshot: the trainer's counts, the workers' progress files, the services' metrics.
-
-A source returns what one place knows at a given time (unix seconds), or None. It never asks the trainer, so
-it also works while the trainer hangs.
+"""The sources of a snapshot: what one place knows at a unix time, or None.
+They never ask the trainer, so they work while it hangs.
 """
 
 import json

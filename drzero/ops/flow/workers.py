@@ -1,8 +1,7 @@
-"""The finished work and open calls of a run's workers, from the progress files that they write.
+"""The finished work and open calls of a run's workers. Each rewrites its progress file every second:
 
-Each worker rewrites its file every second: `{"time", "pid", "title", "done": {kind: count}, "failed": {…},
-"seconds": {kind: of all finished}, "causes": {kind: {exception: count}}, "open": [[kind, since, limit_s or
-null], …], "loops": [last tick, …]}`. The caller defines the kinds.
+`{"time", "pid", "title", "done": {kind: count}, "failed": {…}, "seconds": {kind: of all finished}, "causes":
+{kind: {exception: count}}, "open": [[kind, since, limit_s or null], …], "loops": [last tick, …]}`
 """
 
 import json

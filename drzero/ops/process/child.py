@@ -1,11 +1,8 @@
 """One supervised child process, whose keeper (`drzero.ops.process.keeper`) ends its process tree.
 
     child = Child(Command(name="trainer", command=("python", "-m", …), log_path=logs / "trainer.log"))
-    while child.poll() is None: …
-    child.stop()
 
-If the keeper is killed, `stop` finds descendants by `DRZERO_RUN_ID`, unless they overwrote their environment
-by setting a title, as Ray's workers do.
+After a killed keeper, `stop` finds descendants by `DRZERO_RUN_ID`, except those that set a title (Ray).
 """
 
 import os
@@ -30,8 +27,7 @@ from drzero.ops.process.logs import LogTee
 
 RUN_ID_VARIABLE = "DRZERO_RUN_ID"
 _LEFTOVERS_END_S = 45.0  # a killed stage may take 30 s to end its children, its keeper a few more
-COMPONENT_VARIABLE = "DRZERO_COMPONENT"
-"""Holds a command's name in its keeper's environment, so that others find a run's components."""
+COMPONENT_VARIABLE = "DRZERO_COMPONENT"  # a command's name in its keeper's environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +38,7 @@ class Command:
     command: tuple[str, ...]
     log_path: Path
     env: Mapping[str, str] = field(default_factory=dict)
-    relays: bool = False
-    """Whether the console shows all of its output, for commands of ours that print little."""
+    relays: bool = False  # whether the console shows all output, for commands of ours that print little
 
 
 class ChildError(RunFailed):
@@ -153,9 +148,7 @@ def _others(variable: str, value: str) -> list[psutil.Process]:
 
 
 def components_of(supervisor: int) -> dict[str, int]:
-    """Return the keepers' pids of a supervisor's commands, by name. Raises psutil.Error if it is not
-    readable.
-    """
+    """Return the pids of a supervisor's keepers, by component. Raises psutil.Error if unreadable."""
     found = {}
     for process in psutil.Process(supervisor).children():
         with suppress(psutil.NoSuchProcess):

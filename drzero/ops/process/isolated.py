@@ -1,10 +1,8 @@
-"""Run a command that may crash or hang in a separate process with a time limit.
+"""Runs a command that may crash or hang in a separate process with a time limit.
 
     ended = run_isolated((sys.executable, "-m", "drzero.ops.resources.cuda"), 60.0)
-    ended.fault        # None, or one line that says what went wrong
-    ended.records()    # the JSON objects it printed
 
-The caller always continues. A process that hangs in a driver and survives SIGKILL is left behind.
+A process that hangs in a driver and survives SIGKILL is left behind.
 """
 
 import json

@@ -2,10 +2,8 @@
 
     python drzero/ops/process/keeper.py PARENT_PID GRACE_SECONDS COMMAND [ARGUMENT ...]
 
-When the thread that started it ends, even by SIGKILL, the kernel sends it SIGTERM (PR_SET_PDEATHSIG) and it
-ends the command. As a *subreaper* it adopts descendants that leave the process group or session, such as
-Ray's raylet. It exits as the command did. It imports nothing of this package, so the command sees the
-caller's folder and PYTHONPATH.
+It gets SIGTERM when its starting thread ends (PR_SET_PDEATHSIG), and as a *subreaper* adopts descendants that
+leave the session. It imports nothing of this package, so the command sees the caller's folder and PYTHONPATH.
 """
 
 import ctypes

@@ -1,10 +1,4 @@
-"""A lock that a killed process cannot leave behind.
-
-    with HeldLock(folder / "lock"):
-        …
-
-The kernel releases it when its holder ends. The file has the holder's pid, for the next one's error message.
-"""
+"""A lock that the kernel releases when its holder ends: `with HeldLock(folder / "lock"): …`"""
 
 import fcntl
 import os

@@ -1,10 +1,7 @@
-"""The records of a run: its children's logs and its events.
+"""The records of a run: its children's logs and its events. A child blocks on a full pipe, so a thread reads.
 
-    tee = LogTee("solver", process.stdout, logs / "solver.log")
-    EventLog(logs / EVENTS_FILE).add("crash", "solver", "died: exit code 1")
-
-A thread reads each child's output, because a child blocks on a full pipe. It keeps the last lines and the
-first error, which is usually the cause.
+tee = LogTee("solver", process.stdout, logs / "solver.log")
+EventLog(logs / EVENTS_FILE).add("crash", "solver", "died: exit code 1")
 """
 
 import os
@@ -40,9 +37,7 @@ def looks_like_error(line: str) -> bool:
 
 
 class LogTee(threading.Thread):
-    """Appends `source` to `log_path` in a thread. The console shows only the first errors, or with `relays`
-    all.
-    """
+    """Appends `source` to `log_path`. The console shows the first errors only, or all with `relays`."""
 
     def __init__(
         self, name: str, source: BufferedReader, log_path: Path, keep: int = 30, *, relays: bool = False

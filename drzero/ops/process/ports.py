@@ -1,8 +1,5 @@
-"""Chooses the port for a service before anything starts.
-
-A port that you set is used or refused, because another port would connect clients to a stranger. Otherwise it
-picks a free port below the range for outgoing connections: a server may bind only minutes later, while a
-starting cluster opens hundreds of connections.
+"""Chooses the port for a service before anything starts. A port that you set is used or refused.
+Others lie below the range for outgoing connections, because a server may bind only minutes later.
 """
 
 import errno
@@ -18,8 +15,7 @@ import psutil
 from drzero.ops.errors import UserError
 from drzero.ops.process.lock import AlreadyRunning, HeldLock
 
-_OURS = range(20_000, 32_768)
-"""Below the range that Linux gives to outgoing connections (net.ipv4.ip_local_port_range)."""
+_OURS = range(20_000, 32_768)  # below Linux's ports for outgoing connections (net.ipv4.ip_local_port_range)
 _reserved: dict[int, HeldLock] = {}
 """This process's reservations, released by the kernel when the process ends."""
 
@@ -29,9 +25,7 @@ class PortTaken(UserError):
 
 
 def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
-    """Return `preferred` or a free TCP port, without holding it. Raises PortTaken if `preferred` is in
-    use.
-    """
+    """Return `preferred` or a free TCP port, without holding it. Raises PortTaken."""
     if preferred is None:
         while True:
             with suppress(PortTaken):
@@ -70,7 +64,6 @@ def reserve_port(preferred: int | None, host: str = "127.0.0.1") -> int:
 
 
 def _holder(port: int | None) -> str:
-    """Describe the process that listens on `port`."""
     try:
         listeners = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         pid = next(c.pid for c in listeners if c.pid and c.laddr and c.laddr.port == port)

@@ -1,10 +1,7 @@
-"""The processes of a run at one moment: their tree, state and resource use.
+"""The processes of a run at one moment, cheap enough to repeat every few seconds. Linux only.
 
-    for process in descendants([keeper.pid]):
-        print(process.pid, process.title, process.cpu_s)
-
-One read of /proc/PID/stat gives parent and use together, so this is cheap enough to repeat every few seconds.
-Keepers are subreapers, so nothing leaves the tree. Linux only.
+for process in descendants([keeper.pid]):       # keepers are subreapers, so nothing leaves the tree
+    print(process.pid, process.title, process.cpu_s)
 """
 
 import os

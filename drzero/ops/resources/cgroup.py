@@ -1,10 +1,7 @@
-"""What this process's cgroup allows: its memory, and whether the kernel killed a process for lack of it.
+"""What this process's cgroup (version 1 or 2) allows: its memory, and the kernel's kills for lack of it.
 
-    memory_limit(), memory_free()           # bytes
-    OomWatch().explain({pid})               # what happened since the watch was made
-
-In a container /proc/meminfo shows the host's memory, but the cgroup's limit ends a run. Reads both versions
-of cgroups. In version 1 a container's own cgroup is mounted as the root.
+memory_limit(), memory_free()           # bytes. In a container /proc/meminfo shows the host's
+OomWatch().explain({pid})               # what happened since the watch was made
 """
 
 import os
@@ -88,7 +85,6 @@ class OomWatch:
         return describe_exit(code) + (f": {why}" if why else "")
 
     def _count(self) -> int:
-        """Kills so far in this process's own cgroup of each hierarchy."""
         total = 0
         for own, above, files in _hierarchies(self._cgroups, self._membership):
             # Parents also count the kills of siblings. In a container of version 1 the root is its own group.
@@ -99,8 +95,6 @@ class OomWatch:
 
 
 class _Files(NamedTuple):
-    """Names of a cgroup's files, and of the file cache's line in memory.stat."""
-
     limit: str
     used: str
     cache: str
@@ -144,7 +138,6 @@ def _limits(cgroups: Path, membership: Path) -> Iterator[tuple[int, int]]:
 
 
 def _field(path: Path, name: str) -> int | None:
-    """The value in a line `name value`, or None."""
     with suppress(OSError, ValueError):
         for line in path.read_text().splitlines():
             key, _, value = line.partition(" ")

@@ -1,10 +1,8 @@
 """What torch sees of this machine's GPUs, asked in a separate process because a broken driver may hang.
 
     python -m drzero.ops.resources.cuda        # a line of JSON about torch, then one for each device
-    sight = look()                             # the same as an object, within LIMIT_S seconds
 
-A device counts only after a correct matrix product: torch also lists devices that have fallen off the bus, or
-that it has no kernels for.
+A device must multiply matrices: torch also lists lost devices, and devices that it has no kernels for.
 """
 
 import json
@@ -18,7 +16,7 @@ from drzero.ops.process.isolated import Ended, run_isolated
 
 LIMIT_S = 120.0  # seconds for everything; the first import of torch may have to fetch it from an image
 _SIZE, _TOLERANCE = 512, 1e-2
-"""Rows and columns of the matrices, and the largest error. The product's numbers are around 20."""
+"""Width of the matrices, and the largest error. The product's numbers are around 20."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ class Sight:
     why: str = ""  # why torch finds no GPU, in its own words
     devices: tuple[Device, ...] = ()
     fault: str | None = None
-    """Why there is no answer, or no answer about the device after the last one in `devices`."""
+    """Why there is no answer, or none about the device after the last one in `devices`."""
 
     def __str__(self) -> str:
         names = sorted({device.name for device in self.devices})

@@ -1,6 +1,5 @@
 """The GPUs of this machine: how many there are, their memory and their use.
 
-gpus_here()             # nvidia-smi, else the driver's device files
 Gpus().read()           # NVML (`nvidia-ml-py`), else nothing
 """
 
@@ -23,8 +22,7 @@ class GpuSample:
     used_mb: int
     total_mb: int
     busy_percent: int  # share of the last sample period in which a kernel ran
-    memory_mb_of: dict[int, int] = field(default_factory=dict)
-    """By pid, empty if the driver does not report it (containers)."""
+    memory_mb_of: dict[int, int] = field(default_factory=dict)  # by pid. Containers may hide it
 
 
 class Gpus:
@@ -60,9 +58,7 @@ class Gpus:
 
 
 def gpus_here(devices: Path = Path("/dev"), limit_s: float = _LISTED_WITHIN_S) -> int:
-    """Return the number of GPUs by nvidia-smi, or else by the driver's files (nvidia0, nvidia1, …) in
-    `devices`.
-    """
+    """Return the number of GPUs by nvidia-smi, or else by the driver's files (nvidia0, …) in `devices`."""
     if shutil.which("nvidia-smi") is not None:
         listed = run_isolated(("nvidia-smi", "--list-gpus"), limit_s)
         if listed.fault is None:

@@ -1,8 +1,6 @@
 """Samples what each component of a run uses, every few seconds, as JSON lines.
 
-A component has `cpu_s`, `cpu_share` (CPU seconds per second), `rss_mb`, `threads`, `read_mb`, `write_mb`,
-`gpu_mb`, a service also `state`. The component `host` has `load`, `memory_free_mb`, `disk_free_gb`,
-`net_in_mb`, `net_out_mb` and `gpus`. `cpu_s`, `read_mb`, `write_mb` and `net_…` count up.
+`cpu_share` is CPU seconds per second. `cpu_s`, `read_mb`, `write_mb` and `net_…` count up.
 """
 
 import os

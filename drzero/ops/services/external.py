@@ -1,10 +1,8 @@
 """A service that runs elsewhere: a run watches it, but never starts or ends it.
 
-    spec = ExternalSpec(name="retrieval", url=url, liveness=HealthCheck(url=f"{url}/health"), logs=folder)
-    with ServiceGroup([spec, ServiceSpec(…)]) as services: ...
+    ExternalSpec(name="retrieval", url=url, liveness=HealthCheck(url=f"{url}/health"), logs=folder)
 
-If it stops answering, the run continues: its calls fail at their deadlines and are counted, and too many
-failures end the run. The events are `silent` and `ready`.
+If it stops answering, calls fail at their deadlines, and too many failures end the run.
 """
 
 import time

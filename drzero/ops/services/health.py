@@ -1,11 +1,8 @@
-"""Whether a running service does useful work, checked by a thread.
+"""Whether a running service does useful work: its counters grow, or a probe that does real work succeeds.
 
-    monitor = HealthMonitor("retrieval", HealthCheck(url=…, metrics_url=…, work=(…,)), service.cpu_time)
-    monitor.health.state        # healthy, failing, busy, away or hung
+    HealthMonitor("retrieval", HealthCheck(url=…, metrics_url=…, work=(…,)), service.cpu_time).health.state
 
-If its counters of finished work grew, the service is healthy. Otherwise it gets a probe that does real work.
-A service whose probes keep failing is *busy* for a while if it uses or waits for CPUs, *away* if only its
-dependency does not answer, and else *hung*.
+If probes fail, it is *busy* while it uses or waits for CPUs, *away* if its dependency is, else *hung*.
 """
 
 import http.client
@@ -27,9 +24,7 @@ from drzero.ops.console import say
 _AGAIN_S = 1.0  # pause after a failed probe
 _WORKING = 0.05  # CPU seconds per second. Low, because a crowded machine gives it few
 _STARVED = 0.5
-"""Seconds per second that its threads wait for a CPU. An idle SGLang on two cores waited 0.03 next to a
-training step, and 2 while the trainer's processes started.
-"""
+"""Seconds per second of waiting for a CPU. SGLang idle beside a training step: 0.03, beside a start: 2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,18 +33,14 @@ class HealthCheck:
 
     url: str  # answers 200 after doing real work
     body: Mapping[str, Any] | None = None  # JSON for a POST to a service without a health endpoint
-    wrong: Callable[[Any], str | None] | None = None
-    """Returns the fault in the JSON of a 200 answer, or None."""
-    away: int | None = None
-    """HTTP status that means that the service works but its dependency does not answer."""
+    wrong: Callable[[Any], str | None] | None = None  # returns the fault in the JSON of a 200 answer
+    away: int | None = None  # HTTP status of a service whose dependency does not answer
     metrics_url: str | None = None  # a Prometheus page
     work: tuple[str, ...] = ()  # counters of finished work on that page. Each of our probes may add one
     every_s: float = 5.0
     timeout_s: float = 4.0
     silent_s: float = 8.0
-    """A service is hung after this many seconds and two failed probes. A hang is therefore detected within
-    every_s + 2 × (timeout_s + 1) + 1 = 16 seconds.
-    """
+    """Hung after this and two failed probes, so within every_s + 2 × (timeout_s + 1) + 1 = 16 s."""
     busy_s: float = 120.0  # the limit for a busy service
 
 
@@ -203,7 +194,6 @@ class HealthMonitor(threading.Thread):
         return is_working or (now.waited_s - then.waited_s) / seconds > _STARVED
 
     def _has_worked(self) -> bool:
-        """Whether its work counters grew since the last poll."""
         check, before = self._check, self.health.counters
         counters = read_counters(check.metrics_url) if check.metrics_url else {}
         self._answers = bool(counters)

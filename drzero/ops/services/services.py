@@ -1,7 +1,6 @@
 """Services that a run needs: started together, watched, restarted, stopped.
 
-    spec = ServiceSpec(name="retrieval", command=(…), log_path=…, health_url=…, restarts=3)
-    with ServiceGroup([spec]) as services:
+    with ServiceGroup([ServiceSpec(name="retrieval", command=(…), log_path=…, health_url=…)]) as services:
         run_supervised(trainer, services)       # calls services.check() several times a second
 
 A restart keeps the port and waits twice as long each time. Without restarts left a `ChildError` ends the run.
@@ -27,8 +26,7 @@ from drzero.ops.resources.cgroup import OomWatch
 from drzero.ops.services.external import ExternalService, ExternalSpec
 from drzero.ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask
 
-_LOG_AFTER_S = 30.0
-"""When to first report that a service is not ready yet, then after twice as long each time."""
+_LOG_AFTER_S = 30.0  # when to first report a service as not ready. Later reports double the time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,11 +109,7 @@ class Service(Child):
 
 
 class ServiceGroup:
-    """Context manager that starts services, waits until they are healthy, and ends all their processes.
-
-    Inside it, SIGTERM and SIGHUP raise `SystemExit` in the main thread. Call `check` from the thread that
-    entered it.
-    """
+    """Owns its services' processes. SIGTERM raises SystemExit. Call `check` in the entering thread."""
 
     def __init__(
         self, specs: Iterable[AnySpec], grace_s: float = 10.0, events: EventLog | None = None
@@ -132,7 +126,7 @@ class ServiceGroup:
         self._restarts: Counter[str] = Counter()  # by name, in the current series of failures
         self._again_at: dict[str, float] = {}  # when to restart each service that is down, by name
         self.on_hung: Callable[[Service], str | None] = lambda service: None
-        """Called before a hung service is killed. May return a reason to report."""
+        """called before a kill, may return a reason"""
         self._oom = OomWatch()
         self._handlers: dict[signal.Signals, Any] = {}
 
@@ -215,7 +209,6 @@ class ServiceGroup:
         self._again_at[spec.name] = time.monotonic() + pause
 
     def _poll_start(self, service: Service) -> None:
-        """Probe a starting service once."""
         spec, problem = service.spec, service.probe()
         waited = time.monotonic() - service.started
         if service.poll() is not None:  # a stranger may have answered on a dead service's port

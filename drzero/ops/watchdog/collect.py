@@ -1,6 +1,4 @@
-"""Collects evidence for a diagnosis within seconds, without touching the run: stacks, health, first
-errors.
-"""
+"""Collects evidence for a diagnosis within seconds, without touching the run."""
 
 import os
 import shutil
@@ -27,9 +25,7 @@ STAGE = "stage"  # component name of a stage's own process, which supervises the
 def run_stacks(
     roots: Mapping[str, int], deadline_s: float, native: bool, stage: int | None = None
 ) -> list[Stack]:
-    """Return the stacks of the Python (or stopped) processes below the keepers `roots` and the pid
-    `stage`.
-    """
+    """Return the stacks of Python (or stopped) processes below the keepers `roots` and the pid `stage`."""
     own = [] if stage is None else [stage]
     trees = descendants([*roots.values(), *own])
     found = [(name, process) for name, root in roots.items() for process in trees[root][1:]]

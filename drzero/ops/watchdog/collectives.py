@@ -1,10 +1,8 @@
-"""Which rank waits in which collective, read from the ranks' stacks.
+"""Which rank waits in which collective, by the calls on the ranks' main threads.
 
     pattern, suspects = compare(ranks, has_error=False, ending=False, starting=False)
 
-Classifies each rank's main thread by the calls on its stack and compares the classes. On GPUs a call only
-enqueues the collective, and the rank hangs at its next wait for the device: the class is `device`, and the
-Flight Recorder's dump has the rest.
+On GPUs a rank hangs at its next wait for the device, after the collective: its class is then `device`.
 """
 
 import re
@@ -32,7 +30,7 @@ _CLEAN_UP = re.compile(
     "destroy_process_group|destroy|close|shutdown|cleanup|clean_up|teardown|__exit__|__del__"
 )
 _INTERPRETER_ENDS = {"_shutdown", "_run_exitfuncs", "_exit_function", "_python_exit"}
-"""Standard library functions. Its other functions with names in _CLEAN_UP close files and pools."""
+"""In the standard library, where other names in _CLEAN_UP only close files and pools."""
 _LOADING = {"from_pretrained", "load_state_dict", "load_checkpoint", "load_model", "safe_open", "load_file"}
 _LOADING_FILES = (
     "torch/_inductor/",

@@ -1,9 +1,6 @@
-"""Names one culprit from a stall and the evidence about it, by pure functions.
+"""Names one culprit from a stall and the evidence. The first rule with evidence decides, widest cause first.
 
-    diagnosis = diagnose(situation, landmarks)
-    print(diagnosis.sentence)
-
-Rules run from the causes that explain most to the ones that explain least. The first with evidence decides.
+print(diagnose(situation, landmarks).sentence)
 """
 
 import re
@@ -46,7 +43,7 @@ class Landmarks:
     batch_wait: tuple[tuple[str, str], ...] = ()  # the driver waits there for finished rollouts
     data_fetch: tuple[tuple[str, str], ...] = ()  # draws a batch of prompts, besides torch's own data loader
     waits_on: WaitsOn = field(default_factory=dict)
-    """Flow point → the points it waits on. A kind of open call is a point of that name."""
+    """Flow point → the points it waits on. A kind of open call is such a point."""
     answered_by: Mapping[str, str] = field(default_factory=dict)
     """Flow point → the component that must move it."""
     tools: frozenset[str] = frozenset()  # kinds of tool calls
@@ -54,8 +51,7 @@ class Landmarks:
     roles: tuple[tuple[str, str], ...] = ()
     """(pattern of a process title, name with `{component}` filled in). The first match wins."""
     ranks: str = r"\brank \d+"  # pattern of the titles of training ranks
-    engines: str = r"(?!)"
-    """Pattern of the titles of engines, whose idle processes wait for each other in collectives."""
+    engines: str = r"(?!)"  # titles of engines, whose idle processes wait in collectives
     causes: tuple[Cause, ...] = ()  # causes whose log lines only this recipe writes
     start_phases: frozenset[str] = frozenset({"start-up"})
     end_phases: frozenset[str] = frozenset({"done"})
@@ -217,8 +213,7 @@ _RANKS = {
         "all ranks agree, so suspect the network, a GPU or a slow rank: see the Flight Recorder's dumps in "
         "flight/, NCCL_DEBUG=INFO (debug=hang) and the GPUs' state",
     ),
-}
-"""By pattern, the sentence with `{}` for the culprit, and what to do."""
+}  # by pattern, the sentence with `{}` for the culprit, and what to do
 
 
 def ranks_of(stacks: Sequence[Stack], landmarks: Landmarks) -> list[Stack]:
@@ -246,7 +241,6 @@ def _ranks(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
 
 
 def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    """The driver waits to end, or for a batch of prompts."""
     drivers = [stack for stack in situation.stacks if stack.component == landmarks.driver]
     for stack in drivers if situation.phase in landmarks.end_phases else ():
         if position_of(stack).kind != "clean-up":
@@ -281,7 +275,6 @@ def _driver(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
 
 
 def _loops_and_calls(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    """An event loop is blocked, or a tool call has outlived its deadline."""
     silent = {worker.pid: max(worker.silent_s, worker.loop_silent_s or 0.0) for worker in situation.workers}
     hung = {service.name for service in situation.services if service.state == "hung"}
     for stack, thread in _threads(situation.stacks):
@@ -327,7 +320,6 @@ def loop_blocker(thread: Thread) -> Frame | None:
 
 
 def _starvation(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    """The trainer no longer counts samples, or waits for them."""
     if situation.stall.kind == "no counts":
         yield Diagnosis(
             "counts stopped",
@@ -383,7 +375,6 @@ def _who_starves(situation: Situation, landmarks: Landmarks, calls: Sequence[Ope
 
 
 def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    """A service hangs or is silent, a log shows a known cause, or the driver takes nothing from a queue."""
     for service in situation.services:
         if service.state == SILENT:
             since = "" if service.silent_s is None else f" for {service.silent_s:.0f} s"

@@ -1,11 +1,9 @@
-"""What counts as movement of a run, and how long each part of it may stand still.
+"""What counts as movement of a run, and how long each part of it may stand still (`Patience`).
 
     movement.poll(now, services)
     if stall := movement.stall(now): …
 
-A new phase is movement. Within a phase so are new log lines (start-up), a growing folder (save), or finished
-work (rollout). A flow point moves when something leaves it or makes progress in it. `Patience` limits both,
-and the first to exceed its limit is the stall.
+Movement is a new phase, a log line (start-up), a growing folder (save), finished work or a moving flow point.
 """
 
 import os
@@ -175,7 +173,6 @@ class NewLines:
 
 
 def _size(folder: Path, pattern: str) -> int:
-    """Bytes in all files below the folders that match."""
     total = 0
     for place in folder.glob(pattern):
         for root, _, names in os.walk(place):
@@ -221,7 +218,7 @@ class Movement:
         self._written = 0
         self._flow_from = now
         self.is_hidden = False
-        """Whether samples stand still, but the machine was suspended too recently to call it a stall."""
+        """Whether samples stand still, but a recent suspension of the machine may explain it."""
 
     def poll(self, now: float, services: Sequence[Service]) -> None:
         """Look for movement since the last call."""

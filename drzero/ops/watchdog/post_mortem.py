@@ -1,10 +1,8 @@
 """Why a run ended, from its events, heartbeats, resource samples, logs and flow.
 
-    death = examine(folder, causes)
-    print(death.sentence)
+    print(examine(folder, causes).sentence)
 
-The supervisor's events take precedence over logs, because a dead service leaves errors in every other log.
-Without events (an older run, another program) only the logs count.
+Events take precedence over logs, because a dead service leaves errors in every other log.
 """
 
 import time
@@ -28,10 +26,7 @@ class Death:
     """How a run ended."""
 
     state: str
-    """- finished, failed, stalled
-    - out of time: it ended itself before a set time
-    - cut off: it ended without an error, so something killed it or the machine failed
-    """
+    """finished, failed, stalled, out of time (by itself), cut off (killed, without an error of its own)."""
     sentence: str
     culprit: str | None = None
     first_error: str | None = None
@@ -126,7 +121,6 @@ def _from_event(
 
 
 def _from_logs(errors: dict[str, list[str]], causes: Sequence[Cause]) -> Death:
-    """Blame the first component whose errors show a cause. Services come before the main command."""
     for component, lines in errors.items():
         if found := first_cause(lines, causes):
             line, cause = found
@@ -160,7 +154,6 @@ def _facts(run: RunRecords) -> dict[str, str]:
 
 
 def _scarce(samples: Sequence[Record]) -> list[str]:
-    """What had nearly run out at the last samples."""
     hosts = [sample for sample in samples if sample["component"] == "host"]
     if not hosts:
         return []
@@ -176,7 +169,6 @@ def _scarce(samples: Sequence[Record]) -> list[str]:
 
 
 def _flow(stream: Sequence[Record], since: float) -> tuple[dict[str, str], list[str]]:
-    """Facts about the samples, and a line per symptom."""
     records = [record for record in stream if record["time"] >= since]
     if not records:
         return {}, []

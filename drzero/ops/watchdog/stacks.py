@@ -2,9 +2,7 @@
 
     stacks = dump_stacks(processes, deadline_s=8)
 
-py-spy reads a process's memory without stopping it (`--nonblocking`), so this also works on a stopped or
-deadlocked process. A read of a changing stack fails and is retried once. A failed dump is a line in the
-report, never an error.
+`--nonblocking` also reads stopped processes. A changing stack fails and is retried once.
 """
 
 import json

@@ -1,10 +1,8 @@
 """Detects that a run stands still, finds out why, and reports it in one line, one page and one event.
 
-    watchdog = Watchdog(plan, services, trainer, events)        # starts a thread
-    if watchdog.diagnosis: …                                    # set while a stall lasts
+    Watchdog(plan, services, trainer, events).diagnosis         # set while a stall lasts
 
-An error here prints a line and never ends the run. The thread may itself hang on the run's file system or the
-GPU driver, so the supervisor calls `warn_if_stuck`.
+An error here prints a line and never ends the run. The supervisor notices a hanging poll (`warn_if_stuck`).
 """
 
 import threading
@@ -224,7 +222,6 @@ class Watchdog(threading.Thread):
         )
 
     def _write(self, situation: Situation, diagnosis: Diagnosis, seconds: float, kind: str) -> Path:
-        """Write the page, unless the disk is full."""
         path = next_page(self.plan.folder / "logs", kind)
         streams = {path.name: last_line(path) for path in self.plan.streams}
         page = stall_report(situation, diagnosis, self.plan.landmarks, self.sampler.last, streams, seconds)
