@@ -1,8 +1,6 @@
 """The command line, and the one table of its commands.
 
-    drzero demo
     drzero evolve hardware=8xh100 model=qwen2.5-3b
-    drzero report outputs/checkpoints/demo --watch
 
 `drzero --help` is made of the table, `drzero COMMAND --help` of the docstring of the command's module.
 """
@@ -30,31 +28,24 @@ _FROM_DOTENV = {"WANDB_API_KEY", "WANDB_ENTITY", "HF_TOKEN", "RETRIEVAL_TOKEN", 
 
 @dataclass(frozen=True)
 class CliCommand:
-    """A command. Its module is imported only when it runs: `drzero --help` must not load torch."""
+    """Its module is imported only when it runs: `drzero --help` must not load torch."""
 
     function: str
-    """`module:function`. It takes the composed config. Without `config`, it takes the arguments and returns
-    the exit code, or None for 0."""
+    """`module:function`. Takes the composed config, without `config` the arguments. Returns the exit code."""
     about: str = ""
-    """The line of `drzero --help`, at most 30 characters."""
+    """For `drzero --help`, at most 30 characters."""
     config: str | None = None
-    """The file in config/ to compose first, so that a mistyped key is reported before large imports."""
+    """The file in config/ to compose before large imports, so that a mistyped key is reported at once."""
     overrides: str | None = None
-    """`module:function` that turns the command's own options into overrides. Without `config`, the command
-    itself calls it."""
-    reports: bool = False
-    """Whether the run's page is written when it ends."""
-    shown: bool = False
-    """Whether it takes the live view as its second argument."""
-    timed: bool = True
-    """Whether it needs time left before DRZERO_STOP_AT. A command that only reads does not."""
-    stage: str | None = None
-    """The config whose keys its help lists, if that is not `config`."""
-    keys: tuple[str, ...] = ()
-    """The keys and groups its help lists, by default the stage's own."""
+    """`module:function`: its options as overrides. Without `config`, the command itself calls it."""
+    reports: bool = False  # writes the run's page at its end
+    shown: bool = False  # takes the live view as its second argument
+    timed: bool = True  # needs time left before DRZERO_STOP_AT
+    stage: str | None = None  # the config whose keys its help lists, if not `config`
+    keys: tuple[str, ...] = ()  # for its help, by default the stage's own
 
     def __call__(self, arguments: Sequence[str]) -> int | None:
-        """Run it. Returns the exit code, or None for 0."""
+        """Returns the exit code, or None for 0."""
         if self.config is None:
             result = _load(self.function)(arguments)
             return result if isinstance(result, int) else None
@@ -70,7 +61,7 @@ class CliCommand:
         return None
 
     def help(self) -> str:
-        """Its docstring with examples, and its keys. Imports neither the command nor Hydra."""
+        """Its docstring and keys. Imports neither the command nor Hydra."""
         from drzero.commands.help import command_help
 
         return command_help(self.function.partition(":")[0], self.stage or self.config, self.keys)
@@ -177,11 +168,7 @@ With DRZERO_STOP_AT (Unix seconds) set, a stage ends in time with exit code 75. 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code.
-
-    0 for success, 2 for a mistake in the command line or its input, 1 for a run that failed, 75 (EX_TEMPFAIL)
-    for one that ended itself in time and resumes when rerun.
-    """
+    """Exit codes: 2 for the command line or input, 1 for a failed run, 75 (EX_TEMPFAIL): rerun to resume."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
@@ -216,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _overview() -> str:
-    """Every command in two columns, on one screen of 24 lines and 100 columns."""
+    """In two columns, on one screen of 24 lines and 100 columns."""
     groups = {"A run's stages": STAGES, "What reads a run": READERS, "What you try before one": TRIALS}
     lines = []
     for title, commands in groups.items():
@@ -227,7 +214,7 @@ def _overview() -> str:
 
 
 def _show(text: str) -> None:
-    """Print help. Its reader may stop before its end (`| head`)."""
+    """Its reader may stop before the end (`| head`)."""
     try:
         print(text, flush=True)
     except BrokenPipeError:

@@ -55,25 +55,18 @@ from drzero.stages.services import choose_ports, search_spec
 _NAME = "agent-bench"
 FAILURES = "failures.jsonl"
 BASE_URL = "OPENAI_BASE_URL"
-_USUAL = "http://127.0.0.1:8080/v1"
-"""The default of serve-model."""
-STAGES = ("challenger", "solver", "train")
-"""For mode=rollout."""
-_SHORT = {"data": "data_file", "mode": "run_mode"}
-"""Short names. Their full keys exist because config/ uses the short ones."""
-_OF_ROLLOUT = ("agent=", "run_mode=", "batches=", "reward_range=")
-"""Overrides of mode=rollout. The others go to the stage."""
+_USUAL = "http://127.0.0.1:8080/v1"  # the default of serve-model
+STAGES = ("challenger", "solver", "train")  # for mode=rollout
+_SHORT = {"data": "data_file", "mode": "run_mode"}  # short names, which config/ uses itself
+_OF_ROLLOUT = ("agent=", "run_mode=", "batches=", "reward_range=")  # the others go to the stage
 
 
 class AgentFaulty(RunFailed):
-    """The agent is not ready to train. The message lists the faults."""
+    """The agent is not ready to train."""
 
 
 def run_agent_bench(arguments: Sequence[str]) -> None:
-    """Run the agent or a stage's rollouts, print the results, and keep the failures.
-
-    Raises CheckError or PreflightFailed before the first run, and AgentFaulty for any fault.
-    """
+    """Raises CheckError or PreflightFailed before the first run, and AgentFaulty for any fault."""
     overrides = agent_bench_overrides(arguments)
     name = arguments[0]
     if name in STAGES:
@@ -88,10 +81,7 @@ def run_agent_bench(arguments: Sequence[str]) -> None:
 
 
 def agent_bench_overrides(arguments: Sequence[str]) -> list[str]:
-    """Overrides in Hydra's grammar. The first word names the agent.
-
-    A stage has its own mode=, so with a stage only mode=rollout is the command's.
-    """
+    """The first word names the agent. A stage has its own mode=: only mode=rollout is the command's."""
     if not arguments or "=" in arguments[0]:
         raise CheckError(
             "name the agent first: module:Class, module.Class, path.py:Class, an environment, or a stage"
@@ -147,7 +137,7 @@ def _ending(folder: Path) -> AbstractContextManager[None]:
 
 
 def run_bench(config: DictConfig, agent: AgentClass, items: Sequence[Any], base_url: str) -> Bench:
-    """Run a resolved config on some of the items, in this thread."""
+    """Run a resolved config in this thread."""
     plan = Plan(
         group_size=config.group_size if config.run_mode == "concurrent" else 1,
         at_once=config.run_mode == "concurrent",
@@ -171,7 +161,7 @@ def _rule(config: DictConfig) -> RewardRule:
 
 
 def served_name_of(config: DictConfig, base: str) -> str:
-    """The name of the endpoint's model. Raises PreflightFailed if the endpoint does not answer."""
+    """Raises PreflightFailed if the endpoint does not answer."""
     if is_class(config.agent):
         return ", ".join(served_names(base, MODEL_KEY))
     return served_name(base, config.endpoint_model, MODEL_KEY)
@@ -179,7 +169,6 @@ def served_name_of(config: DictConfig, base: str) -> str:
 
 @contextmanager
 def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[AgentClass, list[Any]]]:
-    """The agent and its items, with the services it needs."""
     _rule(config)  # refuse a bad one before anything starts
     services: Any = nullcontext()
     if is_class(config.agent):
@@ -209,7 +198,6 @@ def choose(items: int, n: int, seed: int) -> list[int]:
 
 @contextmanager
 def _environment(base_url: str, api_key: str) -> Iterator[None]:
-    """Set the two variables OpenAI's client reads."""
     before = {name: os.environ.get(name) for name in (BASE_URL, MODEL_KEY)}
     os.environ |= {BASE_URL: base_url, MODEL_KEY: api_key}
     try:
@@ -222,7 +210,6 @@ def _environment(base_url: str, api_key: str) -> Iterator[None]:
 
 
 def _show_call(call: ModelCall) -> None:
-    """Print an ended model call."""
     tokens = "?" if call.tokens_out is None else f"{call.tokens_in} + {call.tokens_out}"
     say("call", f"{call.path}: {call.status or 'no answer'} in {call.seconds:.2f} s, {tokens} tokens")
     for mark, body in (("", call.request), ("→ ", readable(call.answer.encode()))):
@@ -231,18 +218,17 @@ def _show_call(call: ModelCall) -> None:
 
 
 def _as_json(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Records as JSON, whatever types parquet gave their items."""
+    """Parquet may give items any type."""
     return [dict(json.loads(_without_key(json.dumps(one, default=str)))) for one in records]
 
 
 def _without_key(text: str) -> str:
-    """The text without the key: some servers repeat a wrong one."""
+    """Some servers repeat a wrong key."""
     key = os.environ.get(MODEL_KEY) or NO_KEY
     return text if key == NO_KEY else text.replace(key, "***")
 
 
 def _keep(failed: Sequence[AgentRun], folder: Path) -> Path | None:
-    """Replace the last bench's failures with this one's. Returns the file, None without failures."""
     (folder / FAILURES).unlink(missing_ok=True)
     if not failed:
         return None

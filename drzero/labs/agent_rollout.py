@@ -1,10 +1,8 @@
-"""Roll batches of a stage's prompts out in its own trainer, without an update (`agent-bench mode=rollout`).
+"""Roll out a stage's prompts in veRL's training loop without actor steps (`trainer.critic_warmup`).
 
-    drzero agent-bench challenger mode=rollout hardware=cpu
     drzero agent-bench train mode=rollout env=wordle batches=4
 
-The trial is veRL's training loop without actor steps (`trainer.critic_warmup`), saves or validations. Data
-order, agent loops, rewards, queue, prefetch, group filter, log-probs and advantages match a run.
+Nothing is saved or validated. All else matches a run: data order, rewards, queue, log-probs, advantages.
 
 Worth: rates, failures and rewards of real rollouts, before weights change. Tests `verl_ext/rollout`. Can go
 when a run can start with an update rate of zero.
@@ -30,32 +28,24 @@ from drzero.ops.records import FLOW_FILE, read_json_lines
 from drzero.recipe.compose import compose_stage
 from drzero.stages.watch import PROGRESS
 
-RAISING = ("rollout", "reward")
-"""If one of these calls fails, its rollout leaves no row."""
+RAISING = ("rollout", "reward")  # if one fails, its rollout leaves no row
 FLOW_EVERY_S = 1.0
 
 
 @dataclass
 class Rollouts:
-    """The results of the trainer."""
+    """The trainer's results."""
 
     folder: Path
     title: str
     runs: list[AgentRun] = field(default_factory=list)
-    seconds: float = 0.0
-    """Spent waiting for rollouts, in all batches."""
-    figures: list[tuple[str, str]] = field(default_factory=list)
-    """Further lines of the table."""
-    ended: RunFailed | None = None
-    """Why the trainer ended before the last batch."""
+    seconds: float = 0.0  # spent waiting for rollouts, in all batches
+    figures: list[tuple[str, str]] = field(default_factory=list)  # further lines of the table
+    ended: RunFailed | None = None  # why the trainer ended early
 
 
 def run_rollouts(stage: str, overrides: Sequence[str], batches: int, reward: RewardRule) -> Rollouts:
-    """Roll batches of the stage's prompts out.
-
-    Raises PreflightFailed before anything starts, AlreadyRunning, CheckError for a run's folder, and the
-    trainer's error if it ended before the first batch.
-    """
+    """Raises PreflightFailed, AlreadyRunning, CheckError, or the trainer's error if it made no rollout."""
     config = compose_stage(stage, ["run.name=agent_bench", *overrides])
     set_verbose(config.verbose)
     config = prepared(config, stage)
@@ -86,7 +76,7 @@ def without_update(config: DictConfig, batches: int) -> None:
 
 
 def read_rollouts(done: Rollouts, expected: int, reward: RewardRule) -> None:
-    """Add the trainer's results: a run for each rollout, with or without a row."""
+    """Add a run for each rollout, with or without a row."""
     lines = [line for path in sorted((done.folder / DUMPS).glob("*.jsonl")) for line in read_json_lines(path)]
     # The last row of a rollout with branches is its own.
     rows = list({line["key"].rpartition("_")[0]: line for line in lines}.values())

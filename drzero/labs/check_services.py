@@ -49,12 +49,12 @@ WITH_TRAINER = "--with-trainer"
 
 
 class ProbeFailed(RunFailed):
-    """A probe failed although every service lives. The message names the component and what to do."""
+    """A probe failed although every service lives."""
 
 
 @dataclass
 class Probes:
-    """The probes so far. A failed one is the last."""
+    """A failed one is the last."""
 
     done: list[Step] = field(default_factory=list)
 
@@ -78,11 +78,7 @@ class ProbeQuestion:
 
 
 def run_check_services(arguments: Sequence[str]) -> None:
-    """Start a stage's services, send one question through them, and print the probes.
-
-    Raises PreflightFailed before anything starts, AlreadyRunning for a second check of the folder, and
-    ServiceDied or ProbeFailed for the component at fault.
-    """
+    """Raises PreflightFailed, AlreadyRunning for a second check of the folder, ServiceDied or ProbeFailed."""
     if WITH_TRAINER in arguments:
         _run_with_trainer([word for word in arguments if word != WITH_TRAINER])
         return
@@ -96,7 +92,6 @@ def run_check_services(arguments: Sequence[str]) -> None:
 
 
 def _run_with_trainer(arguments: Sequence[str]) -> None:
-    """Send one prompt through a stage's trainer, and print its hops, failed or not."""
     stage, words = split_stage(arguments, (*STAGES, "train"))
     asked, overrides = split_question(words)
     if asked:
@@ -159,10 +154,7 @@ def split_question(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 def choose_question(
     config: DictConfig, question: str | None = None, answer: str | None = None
 ) -> ProbeQuestion:
-    """The given question and answer, else one from the first row of the stage's prompts.
-
-    A solver's row has a question. For a challenger's row, one is made from the document.
-    """
+    """The given one, else from the stage's first row. A challenger's row has only a document."""
     files = config.data.train_files
     path = Path(files if isinstance(files, str) else files[0])
     batches = pq.ParquetFile(path).iter_batches(1, columns=["extra_info", "reward_model"])

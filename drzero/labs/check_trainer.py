@@ -1,9 +1,6 @@
-"""Send one prompt through a stage's own trainer, without an update (`check-services --with-trainer`).
+"""Send one row through a stage's trainer by veRL's `trainer.val_only` (`check-services --with-trainer`).
 
     drzero check-services challenger --with-trainer hardware=cpu
-
-The trial is veRL's validation-only run (`trainer.val_only`) on the first training row. One prompt is queued,
-rolled out, rewarded, found by the replay buffer and read. The hops' times come from the run's own telemetry.
 
 Worth: finds an engine or queue that never answers, before a paid run. Tests `verl_ext/trainer` and
 `verl_ext/rollout`. Can go when smoke runs as fast on every stage.
@@ -36,8 +33,7 @@ _CALLS = {
     "environment": "the environment's own code",
     "completion": "solver",
     "reward": "reward workers",
-}
-"""The kinds of calls workers record, and who answers them."""
+}  # who answers each kind of call
 
 
 class HopMissing(RunFailed):
@@ -45,10 +41,7 @@ class HopMissing(RunFailed):
 
 
 def check_with_trainer(config: DictConfig, specs: Sequence[AnySpec]) -> list[Step]:
-    """Run one prompt of a prepared config through its trainer. Returns the hops.
-
-    Raises HopMissing, else as `run_trial`.
-    """
+    """Run one prompt of a prepared config. Raises HopMissing, else as `run_trial`."""
     folder = Path(config.run.dir)
     run_trial(config, specs, _only_validate)
     hops = list(read_hops(folder))
@@ -60,7 +53,6 @@ def check_with_trainer(config: DictConfig, specs: Sequence[AnySpec]) -> list[Ste
 
 
 def _only_validate(config: DictConfig) -> None:
-    """Make the run a validation of one row."""
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
     row = next(pq.ParquetFile(config.data.train_files).iter_batches(1))  # preflight has checked for one
@@ -97,7 +89,7 @@ def read_hops(folder: Path, now: float | None = None) -> Iterator[Step]:
 
 
 def _calls(kind: str, component: str, workers: Sequence[Worker], score: str) -> Iterator[Step]:
-    """The calls of one kind, if any. A failed or open call makes the hop fail."""
+    """A failed or open call makes the hop fail."""
     done = finished(workers).get(kind, 0.0)
     failed = sum(worker.failed.get(kind, 0.0) for worker in workers)
     ages = [call.age_s for worker in workers for call in worker.calls if call.kind == kind]
@@ -121,6 +113,5 @@ def _seconds(workers: Sequence[Worker], kind: str) -> float:
 
 
 def _score(folder: Path) -> str:
-    """The sample's reward, from veRL's dump of its validation."""
     rows = [row for path in sorted((folder / VALIDATED).glob("*.jsonl")) for row in read_json_lines(path)]
     return f"reward {float(rows[-1]['score']):.3f}" if rows else ""

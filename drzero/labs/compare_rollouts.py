@@ -52,18 +52,15 @@ from verl_ext.method.chat import turn_end_id
 from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 
 WORST = "worst.jsonl"
-_KEPT = 10
-"""Cases a check in that file."""
-_RENDERED = 8
-"""Prompts the server renders itself."""
-_N = {"cpu": 8}
-"""Prompts by default, by device."""
+_KEPT = 10  # cases a check in that file
+_RENDERED = 8  # prompts the server renders itself
+_N = {"cpu": 8}  # prompts by default, by device
 _USUAL_N = 64
 _OWN = ("data", "n")
 
 
 class Disagreement(RunFailed):
-    """The engine and Transformers disagree. The message names the failed checks."""
+    """The engine and Transformers disagree."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +70,8 @@ class Answers:
     greedy: list[Continued]
     sampled: list[Continued]
     places: list[SampledPlace]
-    drawn: dict[Setting, list[list[int]]]
-    """The ids drawn at each place, by setting."""
-    rendered: list[ServerPrompt | None]
-    """The server's rendering of the first prompts."""
+    drawn: dict[Setting, list[list[int]]]  # the ids drawn at each place
+    rendered: list[ServerPrompt | None]  # the server's rendering of the first prompts
 
 
 def compare_overrides(arguments: Sequence[str]) -> list[str]:
@@ -85,11 +80,7 @@ def compare_overrides(arguments: Sequence[str]) -> list[str]:
 
 
 def run_compare_rollouts(config: DictConfig) -> None:
-    """Ask the engine, then Transformers, print the table and write the worst cases.
-
-    Raises PreflightFailed, DataError or CheckError before anything starts, ServiceDied or EngineUnfit if the
-    engine fails, Disagreement if a check does.
-    """
+    """Raises PreflightFailed, DataError, CheckError, ServiceDied, EngineUnfit, or Disagreement."""
     config = check_and_resolve(config, "compare_rollouts")
     tokenizer = load_chat_tokenizer(config.base_model, "base_model")
     wording = Wording(config.prompts.form, config.rollout.max_turns, question_fields(config))
@@ -105,7 +96,6 @@ def run_compare_rollouts(config: DictConfig) -> None:
 
 
 def _compare(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> None:
-    """Ask both sides, print the table and keep the worst cases. Raises Disagreement."""
     worst = Path(config.run.dir) / WORST
     began = time.monotonic()
     answers = _answers(config, prompts, tokenizer)
@@ -125,7 +115,6 @@ def _compare(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> N
 
 
 def _answers(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> Answers:
-    """The answers of the configured endpoint, or of a server started for them."""
     if config.endpoint is None:
         specs, name = [solver_spec(config)], "solver"
         base = f"http://{config.solver.host}:{config.solver.port}/v1"
@@ -179,7 +168,6 @@ async def ask(
 async def _draw(
     engine: Engine, ids: Sequence[int], setting: Setting, count: int, seeds: "itertools.count[int]"
 ) -> list[int]:
-    """Draw the next id `count` times."""
     how = Sampling(1, setting.temperature, setting.top_p, setting.top_k)
     made = await asyncio.gather(*(engine.sample(ids, how, next(seeds)) for _ in range(count)))
     return [one.ids[0] for one in made]

@@ -43,8 +43,7 @@ _OPTIONS = {
     "--provoke": "flow_test.provoke",
     "--stage": "flow_test.stage",
 }
-_TEST_KEYS = ("flow_test", "flow", "run", "watchdog")
-"""Keys that belong to the test and not to the run it is for."""
+_TEST_KEYS = ("flow_test", "flow", "run", "watchdog")  # of the test, not of the run it is for
 
 
 class FlowFailed(RunFailed):
@@ -95,11 +94,7 @@ def rows_per_s(stage: str, overrides: Sequence[str]) -> float | None:
 
 
 def run_flow_test(config: DictConfig) -> float:
-    """Push samples through for `flow_test.seconds`. Returns how many a second were trained on.
-
-    Raises CheckError for a fault that the mode cannot have, ChildFailed when the load itself fails, and
-    FlowFailed for a symptom or a stall, provoked or not.
-    """
+    """Returns samples trained on per second. Raises CheckError, ChildFailed or FlowFailed."""
     # Queues are tested on this machine alone, even if the run is for a cluster.
     config.machine.nodes, config.machine.ray_address = 1, None
     config = resolve(config)
@@ -180,7 +175,6 @@ def _load(config: DictConfig, folder: Path, resolved: Path) -> Command:
 
 
 def _report(monitor: FlowMonitor, found: str) -> float:
-    """Print the last counts; returns the accepted samples."""
     if monitor.last is None or monitor.last.samples is None:
         raise FlowFailed("nothing was seen: the load ended before its first count. See logs/load.log")
     say("flow", line(None, monitor.last))
@@ -198,7 +192,7 @@ def _report(monitor: FlowMonitor, found: str) -> float:
 
 
 def _found(monitor: FlowMonitor, events: Path) -> str:
-    """Each kind of symptom as first seen, then the first stall. Empty if there was none."""
+    """Each kind of symptom as first seen, then the first stall."""
     first = {(symptom.check, symptom.point): str(symptom) for symptom in reversed(monitor.symptoms)}
     lines = [*reversed(first.values())]
     stalls = [event for event in read_json_lines(events) if event["kind"] == "stall"]

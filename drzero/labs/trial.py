@@ -1,10 +1,7 @@
-"""Try a stage's trainer in a separate folder, without an update or a save.
+"""Try a stage's trainer in a separate folder, without an update or a save. All else is as in a run.
 
     config = prepared(compose_stage("solver", ["run.name=check_trainer", …]), "solver")
-    run_trial(config, stage_services(config, "solver"), change)     # `change` edits the config for the trial
-
-Everything else works as in a run, memory included. The results are in the files a run writes: heartbeats,
-progress files, counters, dumps.
+    run_trial(config, stage_services(config, "solver"), change)     # `change` edits the config
 
 Worth: the base of check-services and agent-bench. Tests `drzero/stages`. Goes with the last of them.
 """
@@ -43,10 +40,8 @@ class Step:
     """One tried step, such as a search or a reward."""
 
     name: str
-    component: str
-    """Who answers it."""
-    seconds: float
-    """The mean of several calls."""
+    component: str  # who answers it
+    seconds: float  # the mean of several calls
     outcome: str
     ok: bool = True
 
@@ -95,10 +90,7 @@ def stage_services(config: DictConfig, stage: str) -> list[AnySpec]:
 
 
 def run_trial(config: DictConfig, specs: Sequence[AnySpec], change: Callable[[DictConfig], None]) -> None:
-    """Run the trainer on a prepared config that `change` edits.
-
-    Raises CheckError for a run's folder, AlreadyRunning, and the errors of `run_supervised`, stalls included.
-    """
+    """Raises CheckError for a run's folder, AlreadyRunning, and as `run_supervised`, for stalls too."""
     folder = Path(config.run.dir)
     if saved_step(folder):
         raise CheckError(f"run.name={config.run.name}: {folder} holds a run, which a trial would disturb")

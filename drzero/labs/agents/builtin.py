@@ -1,7 +1,6 @@
 """The project's own agent, which plays any environment by the code of training and evaluation.
 
-agent = environment_agent(config, taskset, tokenizer, "smollm2-135m")
-rewards = await agent.make().run({"id": "crane", "data": {…}}, base_url=…, api_key=…)
+await environment_agent(config, taskset, tokenizer, "smollm2-135m").make().run(row, base_url=…, api_key=…)
 """
 
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from verl_ext.clients.environment_agent import EnvironmentAgent, fitting
 
 
 class EpisodeFailed(Exception):
-    """An episode without a score. The message says why."""
+    """An episode without a score."""
 
 
 @dataclass(frozen=True)

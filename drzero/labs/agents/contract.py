@@ -2,11 +2,9 @@
 
     class MyAgent:
         async def run(self, data, **extra_kwargs):
-            base_url = extra_kwargs.get("base_url") or os.getenv("OPENAI_BASE_URL")
-            …
             return 1.0                                # or {"reward": 1.0, "format": 0.5}
 
-`base_url` and `api_key` are also in OPENAI_BASE_URL and OPENAI_API_KEY. Each run gets a new object.
+Each run gets a new object. `extra_kwargs` has `base_url` and `api_key`, like OPENAI_BASE_URL, OPENAI_API_KEY.
 """
 
 import math
@@ -18,7 +16,7 @@ from typing import Any, Protocol
 
 
 class Agent(Protocol):
-    """The contract."""
+    """The contract of a user's class."""
 
     async def run(self, data: Any, **extra_kwargs: Any) -> Any:
         """Play one item. Returns a reward, or rewards by name."""
@@ -31,9 +29,7 @@ class AgentClass:
 
     name: str
     make: Callable[[], Agent]
-    """Makes one for a single run."""
-    folder: Path | None = None
-    """The folder of its code, to tell its lines from library lines."""
+    folder: Path | None = None  # the folder of its code, to tell its lines from library lines
 
 
 @dataclass(frozen=True)

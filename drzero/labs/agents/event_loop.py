@@ -1,12 +1,10 @@
 """Find the line that blocks the event loop, and for how long.
 
-    with LoopWatch(asyncio.get_running_loop(), own=agent_folder) as watch:
-        …
+    with LoopWatch(asyncio.get_running_loop(), own=agent_folder) as watch: …
     watch.worst                            # Pause(2.0, "my_agent.py:12 in run: time.sleep(2)")
 
-While a heartbeat on the loop is late, a thread reads the loop's stack. A pause is the time one step of one
-task takes. Many short steps and imports are no pause. C code that holds the interpreter also stops the
-watching thread, so it stays unseen.
+While a heartbeat is late, a thread reads the loop's stack. A pause is one long step of one task, no import.
+C code that holds the interpreter stops that thread too, so it stays unseen.
 """
 
 import asyncio
@@ -23,8 +21,7 @@ from types import FrameType
 from typing import Self
 
 _BEAT_S = 0.02
-_LATE_S = 0.1
-"""The stack is read when a heartbeat is this late."""
+_LATE_S = 0.1  # read the stack when a heartbeat is this late
 _HERE = str(Path(__file__).resolve().parent)
 _LIBRARIES = tuple(
     {
@@ -41,7 +38,6 @@ class Pause:
 
     seconds: float
     place: str
-    """The blocking line."""
 
 
 class LoopWatch:
@@ -53,8 +49,7 @@ class LoopWatch:
         self._beaten = time.perf_counter()
         self._ended = threading.Event()
         self.worst = Pause(0.0, "")
-        self.latest_s = 0.0
-        """How late the loop was at worst, for any reason."""
+        self.latest_s = 0.0  # how late the loop was at worst, for any reason
 
     def __enter__(self) -> Self:
         self._beaten = time.perf_counter()

@@ -1,10 +1,7 @@
-"""Find connections and tasks that runs leave open.
+"""Find connections and tasks that runs leave open. Thousands use up the process's file descriptors.
 
-    before = connections()
-    …
-    await settled(before)                          # {("127.0.0.1", 8080): [Connection(…), …]}
-
-An unclosed client keeps its connections, and thousands of runs use up the process's file descriptors.
+before = connections()
+await settled(before)                          # {("127.0.0.1", 8080): [Connection(…), …]}
 """
 
 import asyncio
@@ -14,8 +11,7 @@ from dataclasses import dataclass
 
 import psutil
 
-_SETTLES_S = 2.0
-"""Connections may close in the background for this long."""
+_SETTLES_S = 2.0  # connections may close in the background for this long
 _EVERY_S = 0.1
 
 
@@ -23,8 +19,7 @@ _EVERY_S = 0.1
 class Connection:
     """A TCP connection this process opened."""
 
-    port: int
-    """The local port."""
+    port: int  # the local one
     host: str
     to_port: int
 

@@ -1,9 +1,6 @@
-"""Load an agent by the name a user types, and its items.
+"""Load an agent and its items. Modules are searched in the current folder first, as for a script.
 
-    load_agent("my_agent:MyAgent", {})           # also my_agent.MyAgent, and path/to/my_agent.py:MyAgent
-    load_items(Path("questions.jsonl"))          # one mapping a row
-
-Modules are searched in the current folder first, as for a script.
+load_agent("my_agent:MyAgent", {}), load_items(Path("questions.jsonl"))
 """
 
 import importlib
@@ -24,7 +21,6 @@ from drzero.recipe.errors import CheckError
 from environments.fault import one_line
 
 EXAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": "List 3 countries and their capitals."}]}
-"""The default item."""
 
 
 def is_class(name: str) -> bool:
@@ -33,7 +29,7 @@ def is_class(name: str) -> bool:
 
 
 def load_agent(name: str, options: Mapping[str, Any]) -> AgentClass:
-    """Load the class. Raises CheckError if it does not exist or is no agent."""
+    """Load `module:Class`, `module.Class` or `path.py:Class`. Raises CheckError unless it is an agent."""
     place, _, member = name.partition(":") if ":" in name else name.rpartition(".")
     if not place or not member:
         raise CheckError(f"{name!r} names no class: write module:Class, module.Class or path.py:Class")
@@ -50,7 +46,6 @@ def load_agent(name: str, options: Mapping[str, Any]) -> AgentClass:
 
 
 def _check_run(name: str, cls: type) -> None:
-    """Raise CheckError unless the class has `async def run(self, data, **extra_kwargs)`."""
     wanted = "an agent has `async def run(self, data, **extra_kwargs)`"
     run = getattr(cls, "run", None)
     if not callable(run):

@@ -1,11 +1,10 @@
-"""A proxy on loopback in front of the model. It records every call of an agent, in any framework.
+"""A proxy on loopback in front of the model. It records every call of an agent, except headers.
 
     with Recorder("http://127.0.0.1:8080/v1") as recorder:
-        await agent.run(item, base_url=recorder.url(run=3), api_key=key)
+        await agent.run(item, base_url=recorder.url(run=3), api_key=key)    # /run/3/v1
         calls = recorder.take(3)
 
-A run's address (`/run/3/v1`) assigns its calls to it. Calls to the plain address belong to no run. The proxy
-has its own thread, so an agent that blocks its event loop delays no answer. Headers are never recorded.
+Its thread is its own, so an agent that blocks its event loop delays no answer.
 """
 
 import asyncio
@@ -39,18 +38,13 @@ class ModelCall:
     run: int | None
     path: str
     started: float
-    request: Any = None
-    """The body: a JSON value, else text."""
-    ended: float | None = None
-    """None in flight."""
-    status: int | None = None
-    """None without an answer: the client left, or the server did not answer."""
+    request: Any = None  # a JSON value, else text
+    ended: float | None = None  # None in flight
+    status: int | None = None  # None if the client left or the server did not answer
     answer: str = ""
     tokens_in: int | None = None
-    tokens_out: int | None = None
-    """As the server counts them, if it does."""
-    port: int = 0
-    """The client's. It identifies the connection."""
+    tokens_out: int | None = None  # by the server's count, if any
+    port: int = 0  # the client's, which identifies the connection
     unwanted: bool = False
 
     def forget(self) -> None:
@@ -70,14 +64,12 @@ class CallTotals:
     """Of all ended calls."""
 
     calls: int = 0
-    failed: int = 0
-    """Ended with another status than 200, or none."""
+    failed: int = 0  # not with status 200
     without_usage: int = 0
     tokens_in: int = 0
     tokens_out: int = 0
     most_in_flight: int = 0
-    run_of_port: dict[int, int] = field(default_factory=dict)
-    """The last run to call over each client port."""
+    run_of_port: dict[int, int] = field(default_factory=dict)  # the last run over each client port
 
 
 class Recorder:
@@ -118,7 +110,7 @@ class Recorder:
         self._thread.join(timeout=10)
 
     def url(self, run: int | None = None) -> str:
-        """The base address for a run, or for agents that read the environment."""
+        """A run's base address. Calls to the plain one (from the environment) belong to no run."""
         of_run = "" if run is None else f"/run/{run}"
         return f"http://127.0.0.1:{self.port}{of_run}{self._path}"
 
@@ -239,7 +231,7 @@ def readable(body: bytes) -> Any:
 
 
 def _usage(answer: str) -> dict[str, int]:
-    """The usage an answer reports, whole or streamed. Empty if it reports none."""
+    """The usage an answer reports, whole or streamed."""
     lines = [line.removeprefix("data:").strip() for line in answer.splitlines() if line.startswith("data:")]
     for text in reversed(lines) if lines else [answer]:
         found = readable(text.encode())

@@ -1,7 +1,6 @@
 """Report an agent's runs: a table, the failures by cause, and their records.
 
 for fault in faults(bench, max_pause_s=1.0): …         # must be fixed before it trains
-print_bench(bench, "my_agent.py:MyAgent")
 """
 
 import re
@@ -119,7 +118,6 @@ def _address(place: tuple[str, int]) -> str:
 
 
 def _openers(bench: Bench, left: Sequence[Any]) -> str:
-    """The runs that last used these connections, if recorded."""
     runs = sorted({run for one in left if (run := bench.totals.run_of_port.get(one.port)) is not None})
     if not runs:
         return ""

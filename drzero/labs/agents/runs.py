@@ -1,9 +1,7 @@
-"""Run an agent on items, in turn or all at once, and watch the process meanwhile.
+"""Run an agent on items, in turn or all at once. A failed run is counted, never scored.
 
-    bench = await play(agent, items, plan, recorder)
-    bench.runs[17].failure                    # None, or its cause with the agent's line
-
-A failed run is counted, never scored, and the other runs go on.
+bench = await play(agent, items, plan, recorder)
+bench.runs[17].failure                    # None, or its cause with the agent's line
 """
 
 import asyncio
@@ -19,18 +17,15 @@ from drzero.labs.agents.event_loop import LoopWatch, Pause
 from drzero.labs.agents.leaks import Connection, connections, settled, tasks_left
 from drzero.labs.agents.proxy import CallTotals, ModelCall, Recorder
 
-NO_KEY = "None"
-"""Stands in for a missing key, because OpenAI's client requires one."""
+NO_KEY = "None"  # for a missing key, because OpenAI's client requires one
 
 
 @dataclass
 class Failure:
     """Why a run has no reward."""
 
-    cause: str
-    """The exception's class and message, or the reward's fault."""
-    place: str = ""
-    """The agent's line."""
+    cause: str  # the exception's class and message, or the reward's fault
+    place: str = ""  # the agent's line
     trace: str = ""
 
 
@@ -39,22 +34,19 @@ class AgentRun:
     """One run of the agent."""
 
     number: int
-    item: int | None
-    """Its item's number in the data. None for a veRL rollout, whose row has it."""
+    item: int | None  # Its number in the data. None for a veRL rollout, whose row has it.
     data: Any
     seconds: float = 0.0
     returned: Any = None
     failure: Failure | None = None
     calls: list[ModelCall] = field(default_factory=list)
-    """Its recorded model calls."""
 
 
 @dataclass(frozen=True)
 class Plan:
     """How to run an agent."""
 
-    group_size: int = 1
-    """Runs an item."""
+    group_size: int = 1  # runs an item
     at_once: bool = False
     deadline_s: float = 300.0
     reward: RewardRule = field(default_factory=RewardRule)
@@ -70,8 +62,7 @@ class Bench:
     totals: CallTotals
     most_at_once: int
     pause: Pause
-    latest_s: float
-    """How late the event loop was at worst."""
+    latest_s: float  # how late the event loop was at worst
     left_open: Mapping[tuple[str, int], Sequence[Connection]] = field(default_factory=dict)
     tasks_left: list[str] = field(default_factory=list)
 
@@ -112,7 +103,6 @@ class _Player:
         self.most_at_once = 0
 
     async def play(self, run: AgentRun) -> None:
-        """Run once, to a reward or a failure."""
         began = time.perf_counter()
         self._running += 1
         self.most_at_once = max(self.most_at_once, self._running)
@@ -153,7 +143,6 @@ class _Player:
         return Failure(self._redacted(cause), self._place(first), self._redacted(trace))
 
     def _place(self, error: BaseException) -> str:
-        """The innermost line of the agent's code in the traceback."""
         own = self._agent.folder
         frames = traceback.extract_tb(error.__traceback__)
         in_own = [

@@ -1,11 +1,10 @@
 """An engine over HTTP: token ids in, token ids with their log-probabilities out.
 
-    async with httpx.AsyncClient(base_url="http://127.0.0.1:8001") as http:
-        engine = await find_engine(http, model="solver", stop_ids=[2])
-        continued = await engine.sample([5, 6, 7], Sampling(max_tokens=32, top=2))
+    engine = await find_engine(http, model="solver", stop_ids=[2])
+    continued = await engine.sample([5, 6, 7], Sampling(max_tokens=32, top=2))
 
-SGLang is asked at its own `/generate`, like veRL's rollouts, and any other server at OpenAI's
-`/v1/completions` with vLLM's names for ids. A server that returns only text cannot be compared.
+SGLang is asked at `/generate`, as by veRL's rollouts. Other servers are asked at OpenAI's `/v1/completions`
+with vLLM's names for ids.
 """
 
 import asyncio
@@ -20,10 +19,8 @@ from verl_ext.engine.sampling import TopLogProbs
 
 _SGLANG_PLACES = ("/model_info", "/get_model_info")
 _NO_CHAT = (404, 405, 501)
-_REFUSED = (400, 422)
-"""Answers of a server that does not know a field."""
-_SHOWN = 300
-"""Characters of a server's answer in a message."""
+_REFUSED = (400, 422)  # for an unknown field
+_SHOWN = 300  # characters of a server's answer in a message
 
 
 class EngineUnfit(RunFailed):
@@ -38,8 +35,7 @@ class Sampling:
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = -1
-    top: int = 0
-    """How many of the most probable ids to report at each position."""
+    top: int = 0  # how many of the most probable ids to report at each position
 
 
 @dataclass(frozen=True)
@@ -48,8 +44,7 @@ class Continued:
 
     ids: list[int]
     log_probs: list[float]
-    tops: list[TopLogProbs]
-    """At each position. Empty if the engine does not report them."""
+    tops: list[TopLogProbs]  # At each position. Empty if the engine does not report them.
 
 
 @dataclass(frozen=True)
@@ -69,8 +64,7 @@ class Engine:
     stop_ids: Sequence[int]
     slots: asyncio.Semaphore
     is_sglang: bool
-    shows_tops: bool = True
-    """Whether it reports the log-probabilities of other ids than the sampled ones."""
+    shows_tops: bool = True  # reports the log-probabilities of other ids than the sampled ones
 
     async def sample(self, ids: Sequence[int], sampling: Sampling, seed: int) -> Continued:
         """Continue a prompt. SGLang ignores the seed. Raises EngineUnfit."""

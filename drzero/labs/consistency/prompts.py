@@ -51,10 +51,7 @@ class Wording:
 
 
 def load_prompts(path: str, tokenizer: Any, wording: Wording, n: int, seed: int) -> list[Prompt]:
-    """At most `n` training rows or benchmark questions of a file, drawn by `seed`.
-
-    Raises DataError or FileNotFoundError.
-    """
+    """At most `n` rows or benchmark questions, drawn by `seed`. Raises DataError or FileNotFoundError."""
     columns: list[str] = []
     if path.endswith(".parquet") and Path(path).is_file():
         with arrow_faults(Path(path), "prepare the data again"):

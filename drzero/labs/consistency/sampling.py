@@ -1,7 +1,6 @@
 """Check the engine's sampler: temperature, top-p and top-k.
 
-At a few positions the next id is drawn many times and compared with Transformers' distribution. Ids outside
-the nucleus show that top-p is ignored. Pearson's chi-square test of the frequencies shows a greedy sampler or
+Ids outside the nucleus show that top-p is ignored. Pearson's chi-square test shows a greedy sampler or
 another temperature. Settings are tested one by one, because engines combine them in different orders.
 """
 
@@ -16,14 +15,10 @@ from scipy import stats
 from drzero.labs.consistency.engine import Continued
 from drzero.labs.consistency.verdict import Case, Comparison, Tolerances
 
-ENOUGH = 10.0
-"""The check means something if a sampler without the filter would draw this many ids outside."""
-_LEAST_EXPECTED = 5.0
-"""Draws a cell of the chi-square test needs. Rarer ids share a cell."""
-_BEST_TOP = math.log(0.4)
-"""The first id's log-probability where draws tell most: neither certain nor one of thousands."""
-_MARGIN = 0.02
-"""Rounding of a probability. A nucleus that ends this close may differ by one id between the sides."""
+ENOUGH = 10.0  # the check counts if a sampler without the filter would draw this many ids outside
+_LEAST_EXPECTED = 5.0  # Draws a cell of the chi-square test needs. Rarer ids share a cell.
+_BEST_TOP = math.log(0.4)  # where draws tell most: neither certain nor one of thousands
+_MARGIN = 0.02  # rounding of a probability: a nucleus that ends this close may differ by one id
 _ADVICE = (
     "the engine's sampler: its sampling backend, parameters a proxy drops, or defaults it takes from "
     "generation_config.json"

@@ -3,16 +3,14 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-Case = dict[str, Any]
-"""A difference, as a record of worst.jsonl."""
+Case = dict[str, Any]  # a record of worst.jsonl
 
 
 @dataclass(frozen=True)
 class Tolerances:
     """The limits of a pass. Log-probabilities are in nats."""
 
-    tie: float
-    """Ids whose log-probabilities are this close count as equally probable."""
+    tie: float  # ids whose log-probabilities are this close count as equally probable
     mean_gap: float
     largest_gap: float
     differing_share: float
@@ -28,10 +26,8 @@ class Comparison:
     found: str
     limit: str
     passed: bool | None
-    advice: str = ""
-    """Where to look if it failed."""
-    cases: list[Case] = field(default_factory=list)
-    """Worst first."""
+    advice: str = ""  # where to look if it failed
+    cases: list[Case] = field(default_factory=list)  # worst first
 
     @property
     def verdict(self) -> str:
