@@ -72,7 +72,6 @@ def _table(title: str, *more: str) -> Table:
 
 
 def _records(folder: Path) -> Records:
-    """An evaluation's answers to its present benchmarks."""
     if not (folder / REPORT).is_file() or not (folder / ANSWERS).is_file():
         raise CheckError(
             f"{folder} is no finished evaluation: it has no {REPORT} (drzero evaluate writes one)"
@@ -86,7 +85,6 @@ def _report(folder: Path) -> dict[str, Any]:
 
 
 def _differing_conditions(before: Path, after: Path) -> list[str]:
-    """A line for each condition that differs, except the model."""
     was, now = (_report(folder)["conditions"] for folder in (before, after))
     return [
         f"note: {key} was {was.get(key)!r} and is {now.get(key)!r}"

@@ -107,7 +107,6 @@ def _facts(key: Key, stages: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _default(key: Key, stages: tuple[str, ...]) -> str:
-    """The default, or each stage's default if they differ."""
     defaults = {stage: as_yaml(schema_of(stage)[key.name].default) for stage in stages}
     if len(set(defaults.values())) > 1:
         return ", ".join(f"{value} ({_title((stage,))})" for stage, value in defaults.items())
@@ -135,7 +134,6 @@ def set_by(name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _files() -> dict[str, Any]:
-    """The parsed files of `config/` that stages compose."""
     paths = {str(path.relative_to(CONFIG_DIR)): path for path in sorted(CONFIG_DIR.rglob("*.yaml"))}
     return {
         name: yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -2,8 +2,7 @@
 
     print(command_help("drzero.stages.evaluate.run", "evaluate"))
 
-Neither the command nor Hydra is imported: the docstring comes from the source, the keys from
-`drzero.recipe.settings`, and changed defaults from the stage's file in `config/`.
+Neither the command nor Hydra is imported, which takes seconds.
 """
 
 import ast
@@ -24,7 +23,6 @@ CONFIG = Path(__file__).resolve().parents[2] / "config"
 GROUPS = ("model", "hardware", "compute", "rollout", "mode", "env", "loop")
 """Groups whose option you choose on the command line."""
 _WIDTH = (60, 110)
-"""The least and the most characters of a line."""
 
 
 def command_help(module: str, stage: str | None, places: Sequence[str] = ()) -> str:
@@ -82,7 +80,6 @@ def _options(group: str, stage: str) -> str:
 
 
 def _entries(keys: Iterable[Key], composed: dict[str, Any]) -> Iterator[str]:
-    """Each key with its values and default, and its doc line below."""
     for key in keys:
         default = _found(composed, key.name, key.default)
         yield f"\n  {key.name}  ({key.allowed}; default {as_yaml(default)})"

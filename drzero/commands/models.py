@@ -36,11 +36,7 @@ _OTHER_FORMATS = ("onnx/", "openvino/", "original/", "coreml/", "metal/")
 
 
 def run_fetch_models(arguments: Sequence[str]) -> None:
-    """Download the models of a stage, or of all stages of `evolve`.
-
-    Raises OverrideError if the config does not compose. Raises CheckError with the model's key if the hub
-    does not have the model, requires a signed licence, or cannot be reached.
-    """
+    """Download the models of a stage, or of all of `evolve`. Raises OverrideError, or CheckError by key."""
     if not arguments:
         raise CheckError("fetch-models: name a stage, for example `drzero fetch-models challenger`")
     named, *overrides = arguments
@@ -72,7 +68,6 @@ def run_fetch_models(arguments: Sequence[str]) -> None:
 
 
 def _hub_models(stage: str, config: DictConfig) -> Iterator[tuple[str, str]]:
-    """Key and hub id of every model that the stage loads, its embedder included."""
     machine = declared_machine(config, starting=False)
     context = CheckContext(config, stage, machine, starting=False, ahead=False, readings=Readings())
     models = dict(context.models())

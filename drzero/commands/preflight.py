@@ -18,10 +18,7 @@ from drzero.preflight.run import STAGE_NAMES
 
 
 def run_preflight(arguments: Sequence[str]) -> int:
-    """Check one stage or all of `evolve` and print the reports. Returns the exit code.
-
-    Raises PreflightFailed if the first argument is no stage.
-    """
+    """Check one stage or all of `evolve`. Returns the exit code. Raises PreflightFailed for no stage."""
     words = [word for word in arguments if word != "--json"]
     if not words or words[0] not in STAGE_NAMES:
         why = "preflight checks one stage"

@@ -39,11 +39,7 @@ _LOG_LINES = 15
 
 
 def run_serve_model(config: DictConfig) -> None:
-    """Serve until interrupted, or leave a process that does.
-
-    Raises PreflightFailed before the start, ServiceDied if the server ends, and RunFailed if it does not
-    start in the background.
-    """
+    """Serve until interrupted, or in the background. Raises PreflightFailed, ServiceDied or RunFailed."""
     require(config, "serve_model")
     with open_dict(config):
         config.solver.port = reserve_port(config.port, config.host)
@@ -105,7 +101,6 @@ def _describe(config: DictConfig) -> None:
 
 
 def _start(config: DictConfig) -> None:
-    """Start the server in a new session, wait until it answers, and say how to end it."""
     log = Path(config.run.dir) / "logs" / "serve_model.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "drzero.commands.serve_model", str(write_resolved(config))]

@@ -1,11 +1,9 @@
 """Warm-start demonstrations: conversations of a search agent in the demo world's `warmstart` split.
 
-A *challenger* follows a chain of facts from its document, searches for each next entity and writes a
-question. A *solver* follows it from the question to the answer. Assistant turns are the raw text a model has
-to generate. No entity of the `run` split occurs.
-
     world = generate_world(17, "warmstart", passages=480, chains_per_hop=400)
     make_demonstrations(world, challenger={1: 80}, solver={1: 40}, retrieve=world_retriever(world))
+
+Assistant turns are the raw text a model has to generate. No entity of the `run` split occurs.
 """
 
 import random
@@ -33,11 +31,7 @@ def make_demonstrations(
     retrieve: Retrieve,
     seed: int = 0,
 ) -> list[Demonstration]:
-    """Render this many demonstrations by hop count, in random order.
-
-    Skips chains whose passages `retrieve` does not find. Raises ValueError for a world of another split, or
-    with too few usable chains.
-    """
+    """Render so many by hop count, shuffled. Raises ValueError for another split or too few usable chains."""
     if world.split != "warmstart":
         raise ValueError(f"demonstrations need a world of the 'warmstart' split, got {world.split!r}")
     rng = random.Random(f"{seed}/demonstrations")
@@ -83,8 +77,6 @@ class _PassageNotFound(Exception):
 
 
 class _Writer:
-    """Writes one chain's conversation, as challenger or as solver."""
-
     def __init__(self, world: World, retrieve: Retrieve, rng: random.Random) -> None:
         self.world, self.retrieve, self.rng = world, retrieve, rng
 
@@ -110,7 +102,6 @@ class _Writer:
         return [*messages, _assistant(thought, f"<answer>{chain.answer}</answer>")]
 
     def _search(self, chain: Chain, step: int, thought: str) -> list[Message]:
-        """A search for the chain's entity number `step`, and the response."""
         name, relation = chain.entities[step], RELATIONS[chain.relations[step]]
         query = self.rng.choice((name, name, *relation.asks)).format(x=name)
         results = self.retrieve([query])

@@ -1,10 +1,6 @@
-"""The warm start of the demo policy: supervised LoRA steps on demonstrations.
+"""The warm start of the demo policy: supervised LoRA steps, because all its first rollouts score the same.
 
-    python -m drzero.policies.warm_start    # 40 minutes; rerun to resume
-
-SmolLM2-135M neither keeps the format nor calls a tool. All its rollouts score the same, so no reward could
-teach it. After a few hundred supervised steps it answers some questions sometimes, and reinforcement learning
-has a signal. Only the model's own tokens get logits, which halves the time.
+python -m drzero.policies.warm_start    # 40 minutes; rerun to resume
 """
 
 import argparse
@@ -36,10 +32,8 @@ from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 WORLD_SEEDS = range(17, 25)
 """Worlds of the `warmstart` split. Repeated demonstrations would teach the model names by heart."""
 EACH = {1: 75, 2: 75}
-"""Demonstrations by hop, for each world and role: 2,400 in all. With both hop counts the model learns when to
-stop searching."""
+"""By hop, for each world and role: 2,400 in all. With both hop counts the model learns when to stop."""
 SAVE_EVERY = 40
-"""Steps between checkpoints."""
 
 
 @dataclass(frozen=True)

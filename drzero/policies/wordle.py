@@ -1,9 +1,8 @@
-"""The Wordle policy: SmolLM2-135M, warm-started on games that heed every colour.
+"""The Wordle policy: SmolLM2-135M, warm-started because without it no guess is written.
 
     python -m drzero.policies.wordle            # six minutes on two idle cores; rerun to resume
 
-Without a warm start the model writes no guess, all episodes score the same, and no reward could teach it. The
-result is `outputs/corpus/models/wordle-policy`, or model=wordle-policy.
+The result is `outputs/corpus/models/wordle-policy`, or model=wordle-policy.
 """
 
 import argparse

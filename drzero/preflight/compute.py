@@ -62,7 +62,6 @@ def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _gpus_here(ctx: CheckContext, wanted: int) -> Iterator[Finding]:
-    """This machine must have enough GPUs and, if the run starts here, as large as declared and free."""
     here, gpu = gpus_here(), ctx.machine.gpu
     if here < wanted and ctx.starting:
         why = f"the hardware profile wants {wanted} GPUs, and this machine has {here}"

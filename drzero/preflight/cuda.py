@@ -1,7 +1,4 @@
-"""Can the installed torch use this machine's GPUs?
-
-Otherwise a run would fail after minutes of loading, in a worker, with an unrelated error.
-"""
+"""Can the installed torch use the GPUs? If not, a run fails minutes later with an unrelated error."""
 
 from collections.abc import Iterator
 

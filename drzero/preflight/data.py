@@ -1,7 +1,6 @@
 """Checks of training data: the index, and the parquet files with their wording and prompt lengths.
 
-A token has at least one byte, so only prompts of many bytes are tokenized. If more than SAMPLE remain, the
-longest and an even sample of the rest are counted, and the finding says so.
+A token has at least one byte, so only prompts of many bytes are tokenized, or a sample of them.
 """
 
 from collections import Counter
@@ -52,10 +51,7 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_solver_data(ctx: CheckContext) -> Iterator[Finding]:
-    """The solver's questions must exist, have answers, have this run's wording, and fit the length.
-
-    The training file replaces a missing validation file.
-    """
+    """The questions must have answers and this run's wording, and fit. A validation file is optional."""
     config = ctx.config
     again = f"`drzero synthesize iteration={config.iteration}`"
     for key in (TRAIN, VAL):

@@ -1,8 +1,4 @@
-"""Warn about the demo policy on another corpus than the demo's.
-
-It was warm-started on an invented world (drzero/policies/demo/README.md). With any other corpus its numbers
-look healthy, but its questions are nonsense.
-"""
+"""Warn about the demo policy on another corpus: its numbers look healthy, but its questions are nonsense."""
 
 import re
 from collections.abc import Iterable, Iterator

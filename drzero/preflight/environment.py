@@ -54,10 +54,7 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_secrets(ctx: CheckContext) -> Iterator[Finding]:
-    """Secrets must be set, and not to a placeholder. Values are never shown.
-
-    Raises TokenUnusable for a service's token that cannot be sent.
-    """
+    """Secrets must be set, and not to a placeholder. Raises TokenUnusable for a token that cannot be sent."""
     if ctx.trains and "wandb" in ctx.config.trainer.logger and not os.environ.get("WANDB_API_KEY"):
         why = "Weights & Biases logs offline, into the run's folder"
         yield note("WANDB_API_KEY", why, "put the key into .env to see runs live", value="not set")
@@ -97,8 +94,7 @@ _OURS = ("verl_ext.", "search.", "data.", "drzero.ops.")
 def check_imports(ctx: CheckContext) -> Iterator[Finding]:
     """Reward function, search tool, agent loops and a custom dataset class must import.
 
-    At a start they are imported as veRL does. Otherwise our own are only looked up in the source, because
-    importing veRL takes longer than all other checks.
+    Only a start imports our own, because veRL takes longer to import than all other checks.
     """
     config, targets = ctx.config, {}
     reward, dataset = config.reward.custom_reward_function, config.data.get("custom_cls")
@@ -129,10 +125,7 @@ def check_imports(ctx: CheckContext) -> Iterator[Finding]:
 
 @cache
 def _load(target: str, starting: bool) -> None:
-    """Import `package.module.name`, or by path as veRL does: `pkg://package.module:name`, `file:name`.
-
-    Unless starting, only look up our own names in the source. Raises any error of the import.
-    """
+    """Import `package.module.name`, `pkg://package.module:name` or `file:name`. Raises the import's error."""
     path, _, name = target.rpartition(":" if ":" in target else ".")
     module = path.removeprefix("pkg://")
     if not starting and module.startswith(_OURS):
@@ -203,10 +196,7 @@ def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _room_for_checkpoints(ctx: CheckContext, free_gb: float) -> Iterator[Finding]:
-    """The disk must hold one checkpoint more than is kept, and the export.
-
-    A weight takes 4 bytes, a trained one 8 more.
-    """
+    """The disk must hold one checkpoint more than is kept: 4 bytes a weight, 8 more if trained."""
     config = ctx.config
     shape = ctx.shape(config.actor_rollout_ref.model.path)
     kept = config.trainer.max_actor_ckpt_to_keep

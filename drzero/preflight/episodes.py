@@ -98,7 +98,6 @@ def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
 
 
 def _prompts_fit(ctx: CheckContext, rows: list[Row], tokenizer: Any) -> Iterator[Finding]:
-    """Episodes whose first messages are too long fail. Too many of them stop the run."""
     config, taskset = ctx.config, ctx.taskset()
     limit = config.data.max_prompt_length
     long = [tokens for row in rows if (tokens := opening_tokens(taskset, row, tokenizer)) > limit]

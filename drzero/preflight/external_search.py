@@ -1,7 +1,4 @@
-"""Checks of a running retrieval service (`retrieval.url`): it must serve this run's index.
-
-Its index is compared by name, by `retrieval.embedder`, and by version if this run's index is a folder here.
-"""
+"""Checks of a running retrieval service (`retrieval.url`): it must serve this run's index."""
 
 from collections.abc import Iterator
 from urllib.parse import urlsplit
@@ -21,10 +18,7 @@ _TIMEOUT_S = 10.0
 
 
 def check_external_search(ctx: CheckContext) -> Iterator[Finding]:
-    """The service must answer queries and serve this run's collection and embedder.
-
-    Raises ServiceUnusable if it refuses the token or is no retrieval service.
-    """
+    """It must serve this run's index. Raises ServiceUnusable for a refused token or another service."""
     url = retrieval_url(ctx.config.retrieval)
     yield from _token_in_the_clear(url)
     try:

@@ -1,8 +1,4 @@
-"""A finding: one problem found before a run starts, its config key, and how to fix it.
-
-Checks yield findings, so that users see all of them at once. A function that cannot continue raises one
-instead (`refusal`). Preflight collects both.
-"""
+"""Findings: problems found before a run starts, each with its config key and fix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +58,7 @@ def error(key: str, why: str, fix: str, value: Any = None) -> Finding:
 
 
 def warning(key: str, why: str, fix: str, value: Any = None) -> Finding:
-    """A finding that the user should read before starting."""
+    """A finding to read before the start."""
     return replace(error(key, why, fix, value), severity=Severity.WARNING)
 
 

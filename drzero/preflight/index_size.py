@@ -1,8 +1,4 @@
-"""Does an index fit the memory of its server, and memory and disk of its builder?
-
-The arithmetic is in `search.indexing.size`. An index that exceeds a limit by more than FACTOR is refused.
-Otherwise the run would fail after embedding everything.
-"""
+"""Does an index fit its server's memory, and its builder's memory and disk? FACTOR too much is refused."""
 
 import math
 import os
@@ -31,7 +27,7 @@ GIB = 2**30
 LEAST_DIMENSION = 384
 """Dimension of the smallest embedders, assumed before a model is loaded."""
 COUNTED = 100_000
-"""Files of a source whose sizes are added up, at most."""
+"""At most so many files of a source are sized."""
 CORE_SPEEDS = (60e9, 20e9)
 """Fast and slow operations a second of a core embedding in float32 (packaged embedder: 39e9, measured)."""
 GPU_SHARES = (0.3, 0.05)
@@ -46,7 +42,6 @@ _SMALLER_BUILT = {
     "chroma": "in shards (chroma.shards=…, indexing.writers=1), in a Chroma server (chroma.path=http://…)",
     "faiss": "as codes (indexing.kind=ivfpq)",
 }
-"""Ways to need less memory, by `index`."""
 
 
 def check_served_index(ctx: CheckContext) -> Iterator[Finding]:
@@ -89,10 +84,7 @@ def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def require_room(planned: Planned, config: DictConfig, machine: Machine, embeds_only: bool = False) -> str:
-    """Return a line on the planned index: sizes, hours, dollars. Raises PreflightFailed if it cannot fit.
-
-    With `embeds_only` this machine only needs room for the vectors.
-    """
+    """The index's sizes, hours and dollars. Raises PreflightFailed if it cannot fit this machine."""
     size = planned.size
     _require_quota(config, size.chunks)
     for why, fix in _lacking(config, size, planned.there, embeds_only):
@@ -135,10 +127,7 @@ def gib(size: float) -> str:
 
 
 def _lacking(config: DictConfig, size: IndexSize, there: int, embeds_only: bool) -> Iterator[tuple[str, str]]:
-    """Why this machine cannot build the configured index, and how to fix it.
-
-    The disk already holds `there` bytes of the journal. A Chroma server has another machine.
-    """
+    """Why this machine cannot build the index, and the fix. The disk holds `there` bytes of it already."""
     index = index_of(config)
     if (folder := index.folder) is None:
         return

@@ -60,10 +60,7 @@ def partition_rows(config: DictConfig) -> list[dict[str, Any]]:
 
 
 def check_prompts(ctx: CheckContext) -> None:
-    """The partition must have prompts about documents of the collection, by a sample.
-
-    For a running service, `check_external_search` compares the indexes instead.
-    """
+    """Prompts must be about the collection's documents, by a sample, unless a running service has them."""
     config, rows = ctx.config, partition_rows(ctx.config)
     if config.retrieval.url is not None:
         return
@@ -80,7 +77,6 @@ def check_prompts(ctx: CheckContext) -> None:
 
 
 def _foreign(config: DictConfig, texts: Mapping[str, str]) -> list[str]:
-    """The ids of documents that the collection lacks, or that begin differently there."""
     with closing(index_of(config).open()) as store:
         found = store.passages_of(list(texts))
     stored = {doc_id: defuse(passage.strip()) for doc_id, passage in found.items()}
@@ -176,8 +172,7 @@ def gate_questions(config: DictConfig) -> list[BenchmarkQuestion]:
 def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
     """An endpoint needs an address without secrets, a key that is set, and no plain HTTP.
 
-    Messages need prompts that explain the task, token ids the model's tokenizer. Raises TokenUnusable for a
-    key that cannot be sent.
+    Messages need prompts that explain the task, token ids the tokenizer. Raises TokenUnusable.
     """
     config = ctx.config
     if config.endpoint is None:
@@ -218,10 +213,9 @@ def check_questions(ctx: CheckContext) -> None:
 
 
 def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
-    """The questions to ask, in the order of `benchmarks`.
+    """The questions of `benchmarks` in order. Published ones name no documents, so any corpus fits them.
 
-    Raises DataError for unreadable files, and PreflightFailed for questions about another corpus, judged by a
-    sample of the documents they name. Published benchmarks name none.
+    Raises DataError for an unreadable file, PreflightFailed if a sample is about another corpus.
     """
     if not config.benchmarks:
         raise DataError(f"benchmarks is empty, so there is nothing to ask. {_NAME_OTHERS}")

@@ -1,9 +1,6 @@
-"""A model's sizes, read from its config.json: parameters, KV cache and context, without any weights.
+"""A model's sizes by its config.json, without any weights: dense decoders of the `FAMILIES`.
 
-    load_shape("Qwen/Qwen2.5-7B-Instruct").parameters    # 7_615_616_512
-
-Dense decoders of the families in `FAMILIES` are counted by formula. A table has the models of model/ and of
-the smoke test. For other models on the hub, only config.json is fetched.
+load_shape("Qwen/Qwen2.5-7B-Instruct").parameters    # 7_615_616_512
 """
 
 import functools
@@ -105,10 +102,7 @@ KNOWN = {
 
 
 def model_config(model: str) -> dict[str, Any] | None:
-    """The config.json of a folder or a cached hub id; None if it is not local.
-
-    Raises ValueError if it is not a JSON object.
-    """
+    """The config.json of a folder or a cached hub id, or None. Raises ValueError if it is no JSON object."""
     path = Path(model) / "config.json"
     if not path.is_file():
         try:
@@ -140,7 +134,6 @@ def load_shape(model: str) -> ModelShape | None:
 
 @functools.cache
 def _fetch_config(model: str) -> bool:
-    """Fetch a model's config.json from the hub into the cache. Returns whether it worked."""
     if Path(model).is_absolute() or Path(model).exists() or hub_fault() is not None:
         return False
     try:
@@ -152,10 +145,7 @@ def _fetch_config(model: str) -> bool:
 
 
 def shape_of(config: Mapping[str, Any]) -> ModelShape | None:
-    """The sizes from a config.json; None for an unknown family.
-
-    Raises ValueError for a size that is not a positive number.
-    """
+    """The sizes from a config.json; None for an unknown family. Raises ValueError for an invalid size."""
     family = config.get("model_type")
     if family not in FAMILIES or "num_experts" in config:
         return None

@@ -117,7 +117,6 @@ def _gigabytes(ctx: CheckContext, model: str) -> float:
 
 
 def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
-    """A model must hold our conversations. Raises PreflightFailed if not."""
     tokenizer = ctx.load_tokenizer(model, key)
     if ctx.trains and tokenizer.eos_token != TURN_END:
         yield warning(

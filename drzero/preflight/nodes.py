@@ -1,8 +1,4 @@
-"""Checks of a training on several nodes: its Ray cluster, and services and files that nodes share.
-
-A separate process (`drzero.ops.cluster`) asks the cluster and each node. Unless the run starts here, an
-unreachable cluster is only a warning.
-"""
+"""Checks of a training on several nodes: its Ray cluster, and services and files that nodes share."""
 
 import secrets
 import tempfile

@@ -1,14 +1,9 @@
-"""Checks of the queues from rollout to update: room in TransferQueue, and limits that would block it.
+"""Room in TransferQueue, and limits that would block it. veRL 0.9.1 holds at most
 
-With B = data.train_batch_size prompts of n rollouts, and w = num_warmup_batches requested ahead (0 in
-mode=sync), veRL 0.9.1 holds at most
-
-    (1 + w) × B × (n + 1)   rows in an asynchronous mode, which also stores prompts as rows
+    (1 + w) × B × (n + 1)   rows in an asynchronous mode: B prompts of n rollouts, w batches ahead
     B × n                   rows in mode=sync
 
-While validating, it also holds the validation's rows. A row without room fails its group. An asynchronous
-buffer then requests another group, which finds no room either, and the trainer waits forever. A prompt
-requested w batches ahead spans 1 + w policy versions, which max_off_policy_threshold must allow.
+and a validation's rows. Without room an asynchronous trainer waits forever.
 """
 
 import math

@@ -1,7 +1,4 @@
-"""Checks of a local Ray: CPUs for veRL's placement group, and an object store that fits /dev/shm.
-
-`nodes.py` checks a cluster that the run joins.
-"""
+"""Checks of a local Ray: CPUs for veRL's placement group, and an object store that fits /dev/shm."""
 
 import os
 import shutil

@@ -1,10 +1,9 @@
-"""Preflight: check a stage in seconds, before you pay for anything, without a GPU or a loaded model.
+"""Preflight: check a stage against the machine it declares, in seconds, without a GPU or a loaded model.
 
     report = preflight(compose_stage("challenger", ["hardware=8xh100", "model=qwen2.5-7b"]), "challenger")
     require(config, "challenger")      # the first call of every stage; raises PreflightFailed
 
-The config is checked against the machine it declares (hardware=, compute=), not this one. All findings are
-reported, except that a config which does not compose has only one. docs/preflight.md lists the checks.
+docs/preflight.md lists the checks.
 """
 
 from collections.abc import Callable, Iterator
@@ -78,7 +77,7 @@ class PreflightCheck:
     explains: bool = False
     """Whether its errors can cause an exception in another check."""
     ahead: bool = True
-    """Whether it runs for a loop's stage before earlier stages have run."""
+    """Whether it runs before a loop's earlier stages have."""
 
 
 @dataclass
@@ -235,11 +234,10 @@ def preflight(
     asks_verl: bool = False,
     readings: Readings | None = None,
 ) -> Report:
-    """PreflightCheck a stage's composed config without changing it.
+    """Check a stage's composed config without changing it. A loop's stages share `readings`.
 
     `starting`: the run starts here, so installed versions and used ports count. `ahead`: earlier stages of a
-    loop have not run yet. `asks_verl`: veRL checks its part too, as at a start, which takes longer than all
-    else. Stages of a loop share `readings` to read each file once.
+    loop have not run. `asks_verl`: veRL checks its part too, which takes longer than all else.
     """
     name = stage if not ahead else str(config.run.name)
     try:
@@ -283,8 +281,6 @@ def require(config: DictConfig, stage: str) -> None:
 
 @dataclass
 class _Collected:
-    """The findings so far, including raised ones."""
-
     findings: list[Finding] = field(default_factory=list)
     explains: bool = False
     """Whether an invalid value was found that can explain an exception in another check."""

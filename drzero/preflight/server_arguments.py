@@ -1,8 +1,4 @@
-"""Checks of users' own server arguments (`solver.server_args`, `rollout.server_args`).
-
-An argument must exist in the pinned engine, have its kind and be one of its choices. Arguments that another
-key sets are refused with that key.
-"""
+"""Users' own server arguments must fit the pinned engine. Arguments that another key sets are refused."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -120,5 +116,4 @@ def _meant(name: str, known: Mapping[str, Argument]) -> str:
 
 
 def _shown(name: str, value: Any) -> str:
-    """A value for the table of findings, hidden if it may be secret."""
     return "set" if "key" in name or "password" in name else str(value)

@@ -1,8 +1,4 @@
-"""GPU memory that an SGLang engine takes outside its share, from the source of 0.5.12 and veRL 0.9.1.
-
-Estimated, not measured. Each figure names its source. `bench.sglang_memory` compares them with SGLang's own
-functions.
-"""
+"""Estimates of the GPU memory an SGLang 0.5.12 engine takes outside its share, under veRL 0.9.1."""
 
 from dataclasses import dataclass
 
@@ -15,12 +11,10 @@ CONTEXT_GIB = 0.6
 WORKSPACE_GIB = 0.5
 """flashinfer's workspace for Qwen2 and Qwen3, 384 MiB for others (flashinfer_backend.py:164-173)."""
 GRAPH_MIB, PIECEWISE_MIB = 2, 8
-"""SGLang's reserve for each row of the largest captured batch, and for each captured prefill length
-(server_args.py:1550, 1568)."""
+"""MiB for each row of the largest batch, and for each captured prefill length (server_args.py:1550, 1568)."""
 _CAPTURES = ((20, 2048, 8, 8), (35, 2048, 24, 80), (60, 4096, 32, 160), (160, 8192, 256, 512))
 _LARGEST = (16384, 512, 512)
-"""Below so many GiB of GPU: tokens of a prefill, and the largest captured batch for tp < 4 and from 4 on
-(server_args.py:1424-1489)."""
+"""Below so many GiB: prefill tokens, largest batch for tp < 4, and from 4 on (server_args.py:1424-1489)."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +45,8 @@ def captured(gpu_gib: float, tp: int) -> Captured:
 def kept_gib(shape: ModelShape, gpu_gib: float, tp: int) -> float:
     """GiB that a sleeping engine keeps: veRL frees only weights and KV cache (sglang_rollout.py:302).
 
-    Context, communication (tp / 8 GiB, server_args.py:1552), workspace, graphs, and the one pool of all
-    graphs, which holds the longest prefill's activations: residual, normalised input, attention's and the
-    MLP's output, and the rank's part of queries, keys, values and of three vectors of the MLP, in bfloat16.
+    Context, communication (tp / 8 GiB, server_args.py:1552), workspace, graphs, and one pool for the
+    activations of the longest prefill, in bfloat16.
     """
     capture = captured(gpu_gib, tp)
     graphs = GRAPH_MIB * capture.batch + PIECEWISE_MIB * capture.prefill_lengths
@@ -63,9 +56,5 @@ def kept_gib(shape: ModelShape, gpu_gib: float, tp: int) -> float:
 
 
 def outside_gib(shape: ModelShape, gpu_gib: float, tp: int) -> float:
-    """GiB that a working engine takes next to its share: `kept_gib`, and sampling.
-
-    Sampling holds three numbers in float32 for each row and word: logits, probabilities and log-probs
-    (layers/sampler.py:150-180).
-    """
+    """Adds sampling: three float32 numbers for each row and word (layers/sampler.py:150-180)."""
     return kept_gib(shape, gpu_gib, tp) + 12 * captured(gpu_gib, tp).batch * shape.vocabulary / GIB

@@ -52,11 +52,7 @@ def _tokenizer_class(path: str) -> Any:
 
 
 def load_chat_tokenizer(path: str, key: str) -> Any:
-    """The tokenizer of a model that can hold our conversations. Raises PreflightFailed, at `key`, if not.
-
-    It must use ChatML, and its template must render tools, Hermes calls, and tool responses without changing
-    earlier turns.
-    """
+    """Raises PreflightFailed about `key` unless it keeps ChatML, tools, Hermes calls and earlier turns."""
     tokenizer = load_tokenizer(path, key)
     messages = [{"role": role, "content": "text"} for role in ("system", "user")]
     flaw = None
@@ -88,10 +84,7 @@ def _writes_our_calls(tokenizer: Any) -> bool:
 
 
 def token_drift(tokenizer: Any) -> int:
-    """How many tokens of a conversation with two searches change when its text is tokenised again.
-
-    Training never re-tokenises, but a server that gets text would see another conversation.
-    """
+    """How many tokens of a conversation with two searches change when its text is tokenised again."""
     ids = render_prompt_ids(tokenizer, [{"role": "user", "content": "Who came?"}], [SEARCH_TOOL_SCHEMA])
     for query in ("town", "river Ø 3"):
         call = f"<think>So.</think>{render_tool_call([query])}<|im_end|>"

@@ -1,7 +1,4 @@
-"""Checks of veRL's values: ranges and names that veRL checks late or never, then its own dataclasses.
-
-Our keys were checked when the config composed. Here are rules over several of them.
-"""
+"""Checks of veRL's values: rules that veRL checks late or never, then its own dataclasses."""
 
 import contextlib
 import dataclasses
@@ -31,7 +28,6 @@ _ACTOR, _ROLLOUT, _MODEL, _REF = (
     f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "model", "ref")
 )
 _DATACLASSES = ("actor_rollout_ref", "algorithm")
-"""The nodes that veRL turns into dataclasses."""
 PRECISIONS = ("fp32", "float32", "bf16", "bfloat16", "fp16", "float16")
 LOGGERS = tuple(
     "clearml console file mlflow rl_insight swanlab tensorboard trackio vemlp_wandb wandb".split()  # noqa: SIM905
@@ -174,7 +170,6 @@ def check_with_verl(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _reason(refused: BaseException) -> str:
-    """An exception's message, or the line of an assertion without one."""
     cause = refused.__cause__ if isinstance(refused, HydraException) and refused.__cause__ else refused
     message = " ".join(str(cause).split())
     return message or str(traceback.extract_tb(cause.__traceback__)[-1].line)

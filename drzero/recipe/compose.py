@@ -1,9 +1,8 @@
-"""One composed config per stage: preflight checks it, the child process runs it, the run's folder keeps it.
+"""One composed config per stage, which preflight checks, the child process runs, and the run's folder keeps.
 
     config = compose_stage("challenger", ["hardware=cpu", "trainer.total_training_steps=2", "+trainer.foo=1"])
 
-Hydra composes once, in this process. The trainer reads the resolved file (`--config-name resolved`) and never
-composes again.
+Hydra composes only here. The trainer reads the resolved file.
 """
 
 import os
@@ -33,7 +32,6 @@ from environments.registry import canonical
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 WITH_ENVIRONMENT = ("train", "evaluate", "agent_bench")
 RESOLVED = "resolved"
-"""Name of the resolved config in a run's folder."""
 CPUS_A_GPU = 3
 """Ray CPUs that veRL 0.9.1 reserves with each training GPU, on the GPU's node."""
 ATTEMPTS_A_REWARD_WORKER = 160
@@ -41,10 +39,9 @@ ATTEMPTS_A_REWARD_WORKER = 160
 
 
 def fast_cpu_dtype(engine: str) -> str:
-    """bfloat16 if the processor multiplies it natively (about 1.7 times as fast), else float32.
+    """bfloat16 if the processor multiplies it natively (1.7 times as fast), else float32. SGLang: float32.
 
-    Always float32 for SGLang, whose attention of one new token takes seven times as long in bfloat16. Reads
-    the kernel's list, because importing torch would take a second and a half.
+    SGLang's attention takes seven times as long in bfloat16. Importing torch to ask would take 1.5 s.
     """
     if engine == "sglang":
         return "float32"
@@ -128,11 +125,10 @@ for _name, _resolver in _RESOLVERS.items():
 
 
 def cpus_reserved(config: DictConfig) -> int:
-    """The CPUs that Ray must count on all nodes, or veRL 0.9.1 waits forever for its placement group.
+    """Logical CPUs Ray must count, or veRL 0.9.1 waits forever (ResourcePoolManager and RolloutReplica).
 
-    They are logical. Each training GPU reserves CPUS_A_GPU (ResourcePoolManager) and each sampling GPU 2
-    (RolloutReplica), the transfer queue's controller and each of its storage units 1. Four are left over,
-    because every other actor and task needs one to be placed.
+    CPUS_A_GPU for each training GPU, 2 for each sampling GPU, 1 for the transfer queue's controller and each
+    of its storage units, and 4 for all other actors and tasks.
     """
     trainer, rollout = config.trainer, config.actor_rollout_ref.rollout
     units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
@@ -156,11 +152,7 @@ def fitting_hardware(overrides: Sequence[str]) -> str:
 
 
 def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose `config/{stage}.yaml` with overrides in Hydra's grammar, and make its paths absolute.
-
-    Without a `hardware=` override, `compute=` or this machine decides. Raises OverrideError for an override
-    that cannot work, or for one of our values that is not allowed.
-    """
+    """Compose `config/{stage}.yaml` with overrides and absolute paths. Raises OverrideError."""
     overrides = with_environment(stage, overrides)
     if not any(override.startswith("hardware=") for override in overrides):
         overrides.insert(0, f"hardware={fitting_hardware(overrides)}")
@@ -205,10 +197,7 @@ def _refuse_own_service(config: DictConfig, stage: str, overrides: Sequence[str]
 
 
 def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
-    """Replace `env=NAME` of an environment by the group `environment` and its name.
-
-    The options of the group `env` are corpora. Every other name is an environment, which needs no file.
-    """
+    """Replace `env=NAME` by the group `environment` and NAME, unless NAME is a corpus of the group `env`."""
     if stage not in WITH_ENVIRONMENT:
         return list(overrides)
     written: list[str] = []
@@ -235,10 +224,7 @@ def compose_plain(name: str, overrides: Sequence[str]) -> DictConfig:
 
 
 def resolve(config: DictConfig) -> DictConfig:
-    """The same config without interpolations, with Ray's address and CPUs filled in where they are null.
-
-    Raises OmegaConf's error for an interpolation that fails.
-    """
+    """The config without interpolations, with Ray's address and CPUs. Raises OmegaConf's error."""
     resolved = DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
     if "agent_loops" in resolved:  # only stages with a trainer compose veRL's part
         ray = resolved.ray_kwargs.ray_init
@@ -265,10 +251,7 @@ def first_broken(config: DictConfig) -> tuple[tuple[str, str], OmegaConfBaseExce
 
 
 def write_resolved(config: DictConfig) -> Path:
-    """Write the config into the run's folder with the command and versions, and return its path.
-
-    A trainer also gets `search_tool` and `agent_loops` as files, because veRL reads those from paths.
-    """
+    """Write the config and a trainer's `search_tool` and `agent_loops` into the run's folder."""
     folder = Path(config.run.dir)
     folder.mkdir(parents=True, exist_ok=True)
     if "agent_loops" in config:  # only the stages with a trainer compose veRL's part

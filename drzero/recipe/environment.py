@@ -1,9 +1,7 @@
 """The environment that a config names: its taskset, its rows, and an episode without a model.
 
-    taskset = load_taskset(config)
-    rows = rows_of(taskset, "eval", config.num_examples, config.data.seed)
-
-An error in an environment's own code becomes a one-line EnvironmentUnusable.
+taskset = load_taskset(config)
+rows = rows_of(taskset, "eval", config.num_examples, config.data.seed)
 """
 
 import asyncio
@@ -74,12 +72,9 @@ def limits_of(config: DictConfig) -> EpisodeLimits:
 
 @dataclass
 class _Silent:
-    """Stands in for a model and says nothing in every turn."""
-
     tokenizer: Any
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
-        """The end of a turn."""
         return Sampled([turn_end_id(self.tokenizer)])
 
 

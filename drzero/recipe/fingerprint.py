@@ -1,11 +1,4 @@
-"""Fingerprints of a stage's inputs. Equal content gives equal fingerprints.
-
-- A file or folder goes by its content, whatever its path and time.
-- A hub model goes by its id and cached revision, an index by its documents and embedder.
-- A checkpoint goes by the first and last MiB of its files.
-
-Only an index server is asked over the network.
-"""
+"""Fingerprints of a stage's inputs: equal content gives equal ones. Only an index server is asked."""
 
 import hashlib
 import json
@@ -34,10 +27,7 @@ def fingerprint(path: Path) -> str:
 
 
 def fingerprint_checkpoint(folder: Path) -> str:
-    """sha256 (hex) of names, sizes, first and last MiB of all files of a checkpoint.
-
-    That is enough, because `torch.save` writes a zip archive that ends with checksums of its tensors.
-    """
+    """sha256 (hex) of all files' names, sizes and edges: `torch.save` ends with its tensors' checksums."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         size = path.stat().st_size
@@ -62,20 +52,16 @@ def fingerprint_model(model: str) -> str:
 
 
 def fingerprint_index(config: DictConfig) -> str:
-    """The fingerprint of a stage's index, alike at `retrieval.url` and in its own place.
-
-    Raises StoreError or ServiceUnusable.
-    """
+    """The index, alike at `retrieval.url` and in its own place. Raises StoreError or ServiceUnusable."""
     if config.retrieval.url is not None:
         return ask_index(config.retrieval.url.rstrip("/")).fingerprint
     return fingerprint_collection(index_of(config))
 
 
 def fingerprint_collection(index: Index) -> str:
-    """A collection's fingerprint: the documents' hash and the embedder's revision.
+    """The documents' hash and the embedder's revision, alike in every store. Raises StoreError.
 
-    It is the same in a Chroma folder, on a Chroma server and in FAISS. A FAISS index of another tool goes by
-    its files' sizes and edges (`FaissFiles.edges`). Raises StoreError for an unusable index.
+    A FAISS index of another tool goes by its files' sizes and edges (`FaissFiles.edges`).
     """
     with closing(index.open()) as store:
         return f"{store.info.version}@{store.info.revision}"

@@ -1,8 +1,6 @@
-"""The one table of GPU types and prices.
+"""GPU types, with Modal's prices on RATES_DATE in dollars an hour and dense bfloat16 TFLOP/s.
 
-Prices are Modal's published prices as of RATES_DATE, in dollars an hour. A chosen region costs more
-(modal.com/docs/guide/region-selection). Memory is the figure that CUDA reports. TFLOP/s are the makers' dense
-bfloat16 figures.
+A chosen region costs more (modal.com/docs/guide/region-selection). Memory is as CUDA reports it.
 """
 
 from dataclasses import dataclass

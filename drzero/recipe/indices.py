@@ -1,8 +1,6 @@
 """The index that a config names: a Chroma collection, its shards, or a FAISS index with its corpus.
 
-    with closing(index_of(config).open()) as store: ...
-
-FAISS is imported only where it is used.
+with closing(index_of(config).open()) as store: ...
 """
 
 from pathlib import Path

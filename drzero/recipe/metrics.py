@@ -88,10 +88,7 @@ class MetricsTail:
 
 
 def read_metrics(folder: Path) -> Steps:
-    """Metrics by step over all starts of a run. Of a repeated step, the last repetition counts.
-
-    A validation at the start of a run is merged into its step (0 for the start model).
-    """
+    """Metrics by step over all starts. The last repetition of a step counts. Step 0 is the start model."""
     steps: Steps = {}
     for step, data in MetricsTail(folder).read():
         add_step(steps, step, data)
@@ -118,9 +115,6 @@ def k_of_n(steps: Steps) -> dict[str, float]:
 
 
 def spent_tokens(folder: Path) -> int:
-    """Tokens of training rollouts and solver attempts over all starts, without validations.
-
-    A repeated step counts twice, as its time does.
-    """
+    """Tokens of training rollouts and solver attempts over all starts. A repeated step counts twice."""
     names = ("perf/total_num_tokens", "drzero/solver/attempt_tokens", "drzero/solver/attempt_tokens_in")
     return int(sum(data.get(name, 0) for _, data in MetricsTail(folder).read() for name in names))

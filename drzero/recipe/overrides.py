@@ -2,10 +2,7 @@
 
     config = check_overrides(["retrieval.topk=5"], CONFIG_DIR, "evaluate", schema_of("evaluate"))
 
-Hydra composes once, with the group choices. The other overrides are then checked and applied one by one, in
-order, as Hydra would. Hydra alone would accept mistakes that only show once services are up, such as a
-`+key` below a node that veRL turns into a dataclass, or `trainer=async` in place of a whole node. A refusal
-here names the key, the value, and the nearest name that exists.
+Hydra alone would accept mistakes that only show once services are up, such as a `+key` below a dataclass.
 """
 
 import dataclasses
@@ -89,11 +86,7 @@ class OverrideError(UserError, ValueError):
 def check_overrides(
     overrides: list[str], config_dir: Path, config_name: str, schema: Schema | None = None
 ) -> DictConfig:
-    """Compose `config_name` of `config_dir` with `overrides`, checking each.
-
-    `schema` has our keys; without it, all keys count as veRL's. Raises OverrideError for the first override
-    that cannot work, or for one of our values that is not allowed.
-    """
+    """Compose and check each override. Without `schema`, all keys are veRL's. Raises OverrideError."""
     overrides = for_stage(overrides, schema)
     if schema is not None:
         overrides = [_quoted(override, schema) for override in overrides]
@@ -133,10 +126,7 @@ def _apply(override: Override, config: DictConfig) -> None:
 
 
 def _quoted(override: str, schema: Schema) -> str:
-    """The override, its value quoted if Hydra's grammar would refuse it as one of our texts.
-
-    So a path may have spaces, commas, parentheses and quotes. A leading `~` is the home folder.
-    """
+    """Quote a value of ours that Hydra's grammar would refuse, such as a path with spaces. Expands `~`."""
     name, _, value = override.partition("=")
     key = schema.keys.get(name)
     if key is None or str not in (get_args(key.type) or (key.type,)) or key.limits.choices:
@@ -150,10 +140,7 @@ def _quoted(override: str, schema: Schema) -> str:
 
 
 def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
-    """The overrides that concern a stage, with old names and veRL's names replaced by ours.
-
-    A loop or a launch gives the same overrides to all stages, so a stage without veRL skips veRL's keys.
-    """
+    """A stage's overrides, with old names and veRL's replaced by ours. Without veRL, its keys are skipped."""
     overrides = [quote_in_list(word) for override in overrides for word in _model_by_name(override)]
     overrides = [_by_new_name(override) for override in overrides]
     if schema is None or schema.stage == "evolve":
@@ -184,10 +171,7 @@ def _say_once(line: str) -> None:
 
 
 def _model_by_name(override: str) -> list[str]:
-    """`model=OWNER/NAME` or `model=FOLDER` as overrides that the group takes: its option and `base_model`.
-
-    A hub id that has an option becomes that option. A name without a slash is left to the group.
-    """
+    """`model=OWNER/NAME` or `model=FOLDER` as an option with `base_model`. Other names stay."""
     key, _, value = override.partition("=")
     name = value.strip("'\"")
     if key != "model" or "/" not in name:
@@ -208,11 +192,7 @@ def _options_by_model() -> dict[str, str]:
 
 
 def quote_in_list(override: str) -> str:
-    """The override, with quotes where Hydra's grammar would stumble over a plain list of paths.
-
-    `benchmarks=[exam=my/q.csv,~/b (1).jsonl]` becomes `benchmarks=["exam=my/q.csv","~/b (1).jsonl"]`. A list
-    with quoted parts stays as it is.
-    """
+    """Quote paths in a plain list: `[exam=my/q.csv,~/b (1).jsonl]` → `["exam=my/q.csv","~/b (1).jsonl"]`."""
     key, _, value = override.partition("=")
     if not (value.startswith("[") and value.endswith("]")) or set(value[1:-1]) & set("[]{}\\$"):
         return override
@@ -234,10 +214,7 @@ def key_of(override: str) -> str:
 
 
 def check_settings(config: DictConfig, schema: Schema) -> None:
-    """Check every value of ours in a composed config, wherever it was set.
-
-    Raises OverrideError. Values that are missing or cannot be resolved are left to their readers.
-    """
+    """Check every value of ours, wherever it was set. Raises OverrideError. Readers refuse missing ones."""
     for name, key in schema.keys.items():
         try:
             value = _plain(OmegaConf.select(config, name))
@@ -294,7 +271,6 @@ def _refused_by_hydra(overrides: list[str], error: BaseException) -> OverrideErr
 
 
 def _first_paragraph(error: BaseException) -> str:
-    """The message without Hydra's search path and link to its manual."""
     lines = str(error).split("\nConfig search path")[0].splitlines()
     return " ".join(line.strip() for line in lines if line.strip() and "hydra.cc/docs" not in line)
 
@@ -405,10 +381,7 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
 
 
 def _kind_missed(old: Any, new: Any) -> str | None:
-    """The kind of a veRL default that a new value does not have; None if it has, or may have.
-
-    null switches many parts off, a text may stand for anything, and a whole number for a share.
-    """
+    """The kind of a veRL default that a new value lacks, or None. null and texts may stand for others."""
     if old is _ABSENT or new is None or isinstance(old, str | dict | None):
         return None
     if isinstance(old, bool):
@@ -430,7 +403,6 @@ def _is_named_in_verl(key: str) -> bool:
 
 
 def _check_setting(override: Override, groups: _Groups, schema: Schema) -> None:
-    """Refuse a new key where only our keys are allowed, and a value of ours that is not allowed."""
     key, line, value = override.key_or_group, override.input_line, override.value()
     if schema.is_group(key) and value is None:
         raise OverrideError(f"{line!r}: {key!r} is a group of settings, and cannot be null")
@@ -442,7 +414,6 @@ def _check_setting(override: Override, groups: _Groups, schema: Schema) -> None:
 
 
 def _nearest_of_ours(key: str, schema: Schema, groups: _Groups) -> str:
-    """Which stages have an unknown key, else which key of ours is nearest, else the keys of its group."""
     if others := next((having for known, having in all_keys() if known.name == key), ()):
         return f" in {schema.stage}: it is one of {', '.join(others).replace('_', '-')}"
     parent, _, name = key.rpartition(".")
@@ -482,7 +453,6 @@ def _check_mapping(override: Override, found: Tree, groups: _Groups) -> None:
 
 
 def _check_field(override: Override, path: str, config: Tree) -> None:
-    """Refuse a new key below a dataclass node that has no such field."""
     parts = path.split(".")
     for depth in range(len(parts) - 1, 0, -1):  # the nearest dataclass above decides
         owner, name = ".".join(parts[:depth]), parts[depth]
@@ -507,7 +477,6 @@ def _check_field(override: Override, path: str, config: Tree) -> None:
 
 
 def _plain(node: Any) -> Any:
-    """A config as plain dicts and lists with text keys, interpolations unresolved."""
     if OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=False)
     if isinstance(node, dict):
@@ -542,7 +511,6 @@ def _dotted_keys(node: Tree, prefix: str = "") -> Iterator[str]:
 
 
 def _nearest(key: str, config: Tree, groups: Iterable[str] = ()) -> str:
-    """Suggest the same name elsewhere, else a similar key, else a similar name."""
     keys = [*_dotted_keys(config), *groups]
     names = {known: known.rpartition(".")[2] for known in keys}
     name = key.rpartition(".")[2]

@@ -16,10 +16,7 @@ _UNBOUNDED = 10_000
 
 
 class _Out(Console):
-    """A console for tables. If nobody reads them (`| head`), the command continues."""
-
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print as rich does, without trailing spaces in a pipe or file."""
         if self.is_terminal:
             super().print(*objects, **options)
             return

@@ -1,9 +1,6 @@
 """One config key: the values it takes, and what depends on it.
 
-    topk: int = key(3, "Passages per query.", low=1, high=100, results=CONVERSING, journal=SAMPLING)
-
-`key` is `dataclasses.field` with metadata. `keys_of` reads it back as `Key` objects. A value that is an
-interpolation (`"${iteration}"`) is checked once it is resolved.
+topk: int = key(3, "Passages per query.", low=1, high=100, results=CONVERSING, journal=SAMPLING)
 """
 
 import dataclasses
@@ -27,7 +24,6 @@ TRAINING = ("challenger", "solver", "train")
 SAMPLING = ("synthesize", "evaluate", "preview")
 """The stages that keep a journal of conversations."""
 CONVERSING = ("challenger", "synthesize", "solver", "evaluate", "preview")
-"""The stages in which a model searches."""
 SERVING = ("challenger", "synthesize", "evaluate", "preview")
 """The stages in which a model is served outside veRL."""
 
@@ -165,7 +161,6 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 
 
 def _in_range(value: Any, limits: KeyLimits) -> bool:
-    """Whether a value is within the bounds, which concern numbers only."""
     if not _fits(value, float):
         return True
     low, above, high = limits.low, limits.above, limits.high

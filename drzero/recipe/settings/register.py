@@ -1,9 +1,6 @@
-"""The defaults of our settings in Hydra's ConfigStore.
+"""The defaults of our settings in Hydra's ConfigStore, as structured configs.
 
-    register()      # config/*.yaml may then begin with `settings/STAGE`
-
-The stored nodes are structured configs, so OmegaConf itself refuses unknown keys and wrong types.
-`drzero.recipe.overrides` checks ranges and choices.
+register()      # config/*.yaml may then begin with `settings/STAGE`
 """
 
 import dataclasses

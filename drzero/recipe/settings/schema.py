@@ -1,11 +1,8 @@
-"""The keys of each stage.
+"""The keys of each stage, without importing Hydra.
 
-    schema = schema_of("evaluate")
-    schema["solver.temperature"].fault(-1)     # "is -1, not a number at least 0"
-    schema.is_unknown("retrieval.topkk")       # True: no such key, and users cannot add one there
-    schema.prune(config)                       # removes veRL's part, which evaluate does not have
-
-Nothing here imports Hydra, so `--help` and the Modal client can read it.
+schema = schema_of("evaluate")
+schema["solver.temperature"].fault(-1)     # "is -1, not a number at least 0"
+schema.is_unknown("retrieval.topkk")       # True: no such key, and users cannot add one there
 """
 
 import dataclasses
@@ -36,7 +33,6 @@ OWN: dict[str, type | None] = {
 STAGES = tuple(OWN)
 """The files of config/ that commands compose."""
 WITH_VERL = ("challenger", "solver", "train", "flow_test")
-"""The stages that include veRL's config."""
 SHARED_WITH_VERL = "data"
 """A node of veRL's config that also has keys of ours."""
 
@@ -85,10 +81,7 @@ class Schema:
         return [name for name, key in self.keys.items() if self.stage in key.limits.journal]
 
     def prune(self, config: Any) -> None:
-        """Remove everything but our keys from a config of a stage without veRL.
-
-        The groups `hardware/` and `model/` set veRL's keys in every stage.
-        """
+        """Keep only our keys in a config without veRL: `hardware/` and `model/` set veRL's in every stage."""
         if self.has_verl:
             return
         for root in list(config):

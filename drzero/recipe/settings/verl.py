@@ -23,10 +23,7 @@ ROOTS = frozenset(
         "transfer_queue",
     ]
 )
-"""Top-level names that only stages with a trainer have.
-
-Other stages ignore overrides of them, because a loop or a launch gives all its stages the same overrides.
-"""
+"""Top-level names that only stages with a trainer have. Other stages ignore them."""
 
 ALIASES = {
     "trainer.n_gpus_per_node": "machine.gpus",
