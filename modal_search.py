@@ -1,14 +1,11 @@
 """The retrieval service on Modal: one machine keeps the index open for any number of runs.
 
-    modal run modal_search.py        # preflight on its machine: index, embedder, memory
     modal deploy modal_search.py     # start it. Prints its address
     modal run --detach modal_train.py --action challenger retrieval.url=https://….modal.run …
     modal app rollover dr-zero-search    # a new container, which reads the current index
     modal app stop dr-zero-search        # it is billed by the hour until then
 
-Its run file is config/runs/search.yaml, or DRZERO_SEARCH_FILE. It serves the index on the corpus volume as it
-was when the container started, and answers requests with RETRIEVAL_TOKEN. With EXPERIMENTER set, the names of
-app and volumes end in it.
+Its run file is config/runs/search.yaml, or DRZERO_SEARCH_FILE. Requests need RETRIEVAL_TOKEN.
 """
 
 from __future__ import annotations

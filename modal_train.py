@@ -1,13 +1,10 @@
 """The recipes on Modal: images, volumes, secrets, functions, and one command line. No recipe logic.
 
-    pip install modal pyyaml python-dotenv && modal setup
     modal run modal_train.py --action smoke
     modal run --detach modal_train.py --action challenger --iteration 1 --model qwen2.5-3b +trainer.foo=1
     modal run modal_train.py::train --env vf-wordle --steps 200
 
-The command line is resolved (`drzero.launch.request`), a CPU container prepares data and runs preflight, and
-only then is the machine requested. Its call is the whole supervised run (`drzero.launch.container`), and the
-terminal only reports. See docs/modal.md.
+A CPU container runs preflight before the machine is requested. See docs/modal.md.
 """
 
 from __future__ import annotations
@@ -41,10 +38,7 @@ ASK_TIMEOUT_S = 1800
 
 
 def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
-    """Parse the command line before Modal builds anything. Exits with 2 on a mistake.
-
-    Returns the words of `main` (None for another entry point), additions to the images, and volume names.
-    """
+    """Parse the command line before Modal builds anything, and exit with 2 on a mistake."""
     try:
         function, words = parse_modal_run(sys.argv, Path(__file__).name)
         request = resolve(words) if words is not None else None
@@ -153,7 +147,6 @@ def _reload() -> None:
 def _with(
     function: modal.Function[Any, Any, Any], secrets: tuple[str, ...], **options: Any
 ) -> modal.Function[Any, Any, Any]:
-    """The function with named secrets next to `.env`, and with other options."""
     if not secrets and not options:
         return function
     # `secrets` and `env` replace the values in the function's definition.
@@ -206,7 +199,6 @@ def conduct(request: Request) -> None:
 
 
 def _check(request: Request) -> None:
-    """Prepare and preflight on a CPU. Raises LaunchError if the machine must not be requested."""
     on_cpu = _with(ask, request.secrets)
     if request.action == "smoke" and _check_container(request):
         raise LaunchError("the CPU half of the smoke test failed (see above); no GPU was requested")
@@ -224,7 +216,6 @@ def _check(request: Request) -> None:
 
 
 def _check_container(request: Request) -> int:
-    """Exit code of the smoke test's CPU half, in the image of its GPU half."""
     if request.compute.type:
         return int(_with(check_gpu_image, request.secrets).remote())
     return int(_with(ask, request.secrets).remote("drzero.launch.image.container_check", ["cpu"]))
@@ -326,7 +317,6 @@ def train_with_config(config_path: str, stage: str = "", env: str = "", steps: i
 
 
 def _launch(stage: str, overrides: str = "", **flags: Any) -> None:
-    """Launch with the given flags. Unset are empty texts, -1, and 0 steps or examples."""
     unset = {"steps": 0, "num_examples": 0}
     given = {key: value for key, value in flags.items() if value not in ("", unset.get(key, -1))}
     launch = modal.current_function_call_id() or ""

@@ -1,7 +1,4 @@
-"""The actions of `modal run modal_train.py --action X` as data: what each runs, and on which machine.
-
-find_action("merge").compute       # "cpu"
-"""
+"""What `modal run modal_train.py --action X` runs, and on which machine, as data: `find_action("merge")`."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""The retrieval service in a container on Modal: `drzero serve-search` on its own machine.
-
-machine, words = described(read_runfile(path), path, token)     # at the client, then start(words)
-"""
+"""The retrieval service in a container on Modal: `drzero serve-search` on its own machine."""
 
 from __future__ import annotations
 

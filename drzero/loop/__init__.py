@@ -1,5 +1,5 @@
 """`drzero evolve`: all stages in order, resumable at any point.
 
-Each stage is a child process. `plan` lists the stages, `manifest` records finished ones, `identity` compares
-their settings and inputs, `state` refuses, redoes and prunes. How a stage works is in `drzero.stages`.
+`plan` lists the stages, `manifest` records finished ones, `identity` compares their settings and inputs,
+`state` refuses, redoes and prunes. How a stage works is in `drzero.stages`.
 """

@@ -1,11 +1,8 @@
 """How exact match changed between models asked the same questions, and over several training seeds.
 
-    change = paired(before, after)              # records of two evaluations
-    print(change.effect, change.low, change.high, change.p)
-
 The p value is McNemar's exact test: without a change, a question that only one model answers right is as
-likely the first's as the second's, so their number is binomial with a half. The interval is Newcombe's for
-paired shares (Stat. Med. 17, 1998, method 10). Neither covers other training seeds: `over_seeds` does.
+likely the first's as the second's. The interval is Newcombe's for paired shares (Stat. Med. 17, 1998, method
+10). Neither covers other training seeds: `over_seeds` does.
 """
 
 import math
@@ -35,19 +32,15 @@ class ExactMatchChange:
     """Questions that only the second model answers right."""
     lost: int
     effect: float
-    """After minus before."""
     low: float
     high: float
-    """The 95 % interval of the effect is from `low` to here."""
+    """End of the 95 % interval, which begins at `low`."""
     p: float
     """Two-sided."""
 
 
 def paired(before: Records, after: Records) -> ExactMatchChange | None:
-    """The change over the questions that both have answered, None without any.
-
-    The records come from `answers.jsonl`: `key` is the question, `right` the verdict.
-    """
+    """The change over the questions that both have answered, None without any. See `answers.jsonl`."""
     was = {record["key"]: bool(record["right"]) for record in before}
     pairs = [(was[record["key"]], bool(record["right"])) for record in after if record["key"] in was]
     if not pairs:
@@ -69,10 +62,7 @@ def paired(before: Records, after: Records) -> ExactMatchChange | None:
 
 
 def newcombe(both: int, lost: int, gained: int, neither: int) -> tuple[float, float]:
-    """The interval of the share right after minus before, for at least one question.
-
-    The counts are of questions right both times, before only, after only, and never.
-    """
+    """The interval of the share right after minus before, by the counts of all four outcomes."""
     n = both + lost + gained + neither
     right = (both + gained, both + lost)
     (low, high), (low_before, high_before) = (wilson(k, n) for k in right)
@@ -96,9 +86,7 @@ class SeedsChange:
     """A change measured with several training seeds."""
 
     changes: tuple[ExactMatchChange, ...]
-    """One for each seed."""
     effect: float
-    """Their mean."""
     low: float
     high: float
     """The 95 % interval covers other seeds and other questions."""
@@ -109,9 +97,8 @@ class SeedsChange:
 def over_seeds(changes: Sequence[ExactMatchChange]) -> SeedsChange:
     """The mean change of one or more seeds.
 
-    The seeds' mean has Student's interval, and the questions, which all seeds share, have theirs. MOVER
-    combines both distances from the mean like standard errors. A single seed has only the questions'
-    interval.
+    The seeds' mean has Student's interval, and the shared questions have theirs. MOVER combines both
+    distances like standard errors. A single seed has only the questions' interval.
     """
     effects = [change.effect for change in changes]
     mean, of_seeds, p = float(np.mean(effects)), 0.0, None
@@ -144,21 +131,14 @@ def benchmarks_over_seeds(changes: Sequence[Mapping[str, ExactMatchChange]]) -> 
 
 
 def gains_over_seeds(loops: Sequence[Mapping[int, Records]], last: int) -> dict[str, SeedsChange]:
-    """The change from the base model to iteration `last` over several seeds' loops, by benchmark.
-
-    `loops` has each loop's records by iteration. A loop without one of the two evaluations is left out.
-    """
+    """The change from the base model to iteration `last`, over the loops with both evaluations."""
     return benchmarks_over_seeds(
         [by_benchmark(answers[0], answers[last]) for answers in loops if {0, last} <= answers.keys()]
     )
 
 
 def loop_changes(answers: Mapping[int, Records]) -> list[dict[str, Any]]:
-    """Each iteration's change by benchmark, against the base model (0) and against the iteration before.
-
-    `answers` has the records by iteration. A change is a dict of `ExactMatchChange`'s fields, `benchmark`,
-    `earlier` and `later`.
-    """
+    """Each iteration's change by benchmark, against the base model (0) and the iteration before."""
     iterations = sorted(answers)
     compared = [(0, later) for later in iterations if later]
     compared += [(earlier, later) for earlier, later in pairwise(iterations) if earlier]

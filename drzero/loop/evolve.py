@@ -39,7 +39,7 @@ from drzero.stages.result import REPORT, RESULT, read_result
 from verl_ext.stop_time import require_time
 
 LOOP_VARIABLE = "DRZERO_LOOP"
-"""Environment variable of the loop's processes. A rerun finds a killed run's leftovers by it."""
+"""Environment variable of the loop's processes, by which a rerun finds a killed run's leftovers."""
 _STAGE_GRACE_S = 30.0
 """Seconds. A stage stops its trainer and its services one after another."""
 
@@ -56,9 +56,8 @@ def run_evolve(arguments: Sequence[str]) -> None:
 def run_loop(arguments: Sequence[str]) -> None:
     """Run or resume one loop. `--from STAGE_iterN` redoes that stage and all that depend on it.
 
-    Raises before anything starts: OverrideError, CheckError or DataError, AlreadyRunning while another loop
-    uses the folder, LoopChanged if finished stages no longer fit. Raises ChildError if a stage fails, and
-    OutOfTime at the stop time.
+    Before anything starts: OverrideError, CheckError, DataError, AlreadyRunning, or LoopChanged if finished
+    stages no longer fit. Later: ChildError if a stage fails, OutOfTime at the stop time.
     """
     redo_from, overrides = split_from(arguments)
     loop = compose_loop(overrides)
@@ -131,7 +130,6 @@ def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Pa
 
 
 def _reason(error: BaseException) -> str:
-    """Why a stage ended, in one line, its own error message if it printed one."""
     if isinstance(error, OutOfTime):
         return str(error)
     if not isinstance(error, ChildError):

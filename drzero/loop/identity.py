@@ -1,6 +1,6 @@
 """A stage's settings and inputs, in a form to compare with an earlier start's record.
 
-Our keys declare whether they count (`drzero.recipe.settings`, `drzero config`). Of veRL's keys, the ones in
+Our keys declare whether they count (`drzero.recipe.settings`). Of veRL's, those in
 `drzero.recipe.settings.verl` count, and any others that you type. Inputs are compared by content.
 """
 
@@ -113,5 +113,4 @@ def checkpoint_identity(run: str | None) -> str | None:
 
 @functools.cache
 def _content(path: Path, signature: tuple[Any, ...]) -> str:
-    """The content hash, cached while no file's size or time changes."""
     return fingerprint(path)

@@ -1,7 +1,4 @@
-"""The loop's manifest: one JSON file with each stage's state, inputs and outputs.
-
-It makes the loop resumable and its results traceable. Every change replaces the file atomically.
-"""
+"""The loop's manifest: one JSON file with each stage's state, inputs and outputs, replaced atomically."""
 
 import json
 import time
@@ -28,7 +25,6 @@ class StageEntry:
 
     state: State = "pending"
     config: dict[str, Any] = field(default_factory=dict)
-    """Settings that can change its results, by dotted key."""
     inputs: dict[str, str | None] = field(default_factory=dict)
     """Content identity of each input, by name."""
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -36,14 +32,12 @@ class StageEntry:
     versions: dict[str, str] = field(default_factory=dict)
     starts: int = 0
     started: float | None = None
-    """Unix seconds of the last start."""
     seconds: float = 0.0
     """Wall-clock time over all starts."""
     tokens: int = 0
     """Tokens that models read or wrote."""
     figures: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-    """Why the last start failed, in one line."""
 
     @property
     def is_pruned(self) -> bool:
@@ -55,7 +49,6 @@ class Manifest:
     """The entries by stage run, and their file."""
 
     def __init__(self, path: Path) -> None:
-        """Read the manifest at `path`, empty if it is missing."""
         self.path = path
         self.entries: dict[str, StageEntry] = {}
         if path.is_file():

@@ -1,7 +1,7 @@
 """The plan of a loop: which stages run, in which order, with which overrides.
 
-Iteration 0 evaluates the base model. Each later one is challenger → synthesize → solver → merge → evaluate. A
-stage's config derives its paths from `iteration`, so the plan has no paths.
+Iteration 0 evaluates the base model. A stage's config derives its paths from `iteration`, so the plan has
+none.
 """
 
 import re
@@ -51,10 +51,7 @@ class StageRun:
 
 
 def compose_loop(arguments: Sequence[str]) -> DictConfig:
-    """Compose `evolve.yaml` and add the typed overrides of stages to its lists.
-
-    Raises OverrideError for an override that the loop does not allow.
-    """
+    """Compose `evolve.yaml` with the typed overrides of stages. Raises OverrideError for a forbidden one."""
     own = last_of_each_key([argument for argument in arguments if key_of(argument) in _OWN_KEYS])
     check_overrides(list(own), CONFIG_DIR, "evolve", schema_of("evolve"))
     config = compose_plain("evolve", own)

@@ -1,7 +1,7 @@
 """Preflight of all stages of a loop before the first one runs.
 
-Each stage runs preflight itself when it starts, but by then you have paid for the earlier ones. Outputs that
-earlier stages will create are not reported as missing here.
+Each stage also checks itself, but by then you have paid for the earlier ones. Outputs that earlier stages
+will create are not reported as missing here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> Non
 
 
 def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:
-    """Compose and check a stage. `evolve` has a report for each of its stages, and one for all together."""
+    """Compose and check a stage. `evolve` has a report for each, and one for all together."""
     name = stage.replace("-", "_")
     if name == "evolve":
         return _loop_reports(overrides)

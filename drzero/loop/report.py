@@ -19,7 +19,6 @@ from drzero.stages.result import REPORT, RESULT
 from verl_ext.artefacts import announce
 
 _STATES = {"failed": "stopped", "forgotten": "to redo", "pending": "–"}
-"""States that the table calls by another name."""
 
 
 def print_loop(
@@ -46,10 +45,7 @@ def print_loop(
 
 
 def report_scores(folders: Mapping[int, Path], target: Path) -> None:
-    """Print exact match by benchmark and its changes, and write both to `target`.
-
-    `folders` are the evaluations' by iteration, 0 for the base model. Without any, nothing happens.
-    """
+    """Print exact match by benchmark and its changes, and write both to `target`."""
     if not folders:
         return
     scores = {iteration: _scores(run) for iteration, run in folders.items()}
@@ -72,21 +68,16 @@ def read_answers(loop: Path) -> dict[int, Records]:
 
 
 def _scores(run: Path) -> dict[str, Any]:
-    """The scores of an evaluation by benchmark."""
     return dict(json.loads((run / REPORT).read_text(encoding="utf-8"))["benchmarks"])
 
 
 def _records(run: Path) -> Records:
-    """The answers of an evaluation, without benchmarks that it is no longer asked."""
     asked = _scores(run)
     return [record for record in read_records(run / ANSWERS) if record["benchmark"] in asked]
 
 
 def print_seeds(seeds: Mapping[int, Mapping[int, Records]]) -> None:
-    """Print the change from the base model to the last iteration that all seeds have evaluated.
-
-    `seeds` has each seed's answers by iteration. Seeds without an evaluated iteration are left out.
-    """
+    """Print the change from the base model to the last iteration that all seeds have evaluated."""
     last = last_of_all(seeds.values())
     gains = gains_over_seeds(list(seeds.values()), last) if last else {}
     if not gains:

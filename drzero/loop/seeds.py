@@ -1,8 +1,7 @@
 """The same loop with several training seeds, one after another.
 
-A seed orders the data of challenger and solver, and draws the conversations they learn from. All seeds have
-the same corpus, prompts, evaluation questions and base model, which is evaluated once. Each seed has a loop
-in `paths.checkpoints`/seedN, which resumes like any other.
+A seed orders the data of challenger and solver, and draws the conversations they learn from. Everything else
+is shared. Each seed has a loop in `paths.checkpoints`/seedN.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,11 +40,7 @@ def split_seeds(arguments: Sequence[str]) -> tuple[int | None, list[str]]:
 
 
 def run_seeds(count: int, overrides: Sequence[str], run_loop: Callable[[Sequence[str]], None]) -> None:
-    """Run or resume the loops of the seeds 1 to `count`, and print their common change.
-
-    If a loop fails, the others still run, and SeedsFailed is raised in the end. A mistake, the stop time or
-    Ctrl-C ends all.
-    """
+    """Run or resume the loops of seeds 1 to `count`. If loops fail, raises SeedsFailed after the others."""
     first = plan_loop(compose_loop(overrides))[0]
     root = Path(compose_stage(first.stage, first.overrides).paths.checkpoints)
     failed: dict[int, RunFailed] = {}
@@ -77,11 +72,7 @@ def seed_overrides(folder: Path, seed: int) -> list[str]:
 
 
 def _share_base(source: Path, target: Path) -> None:
-    """Copy the first loop's answers of the base model, so that this stage finds nothing left to ask.
-
-    The journal refuses answers of another model, index or setting. An unfinished evaluation is not copied,
-    because its last line may be half written.
-    """
+    """Copy the base model's answers, only if finished: the last line of others may be half written."""
     answers, copy = (folder / _BASE / ANSWERS for folder in (source, target))
     if (source / _BASE / RESULT).is_file() and not copy.exists():
         copy.parent.mkdir(parents=True, exist_ok=True)

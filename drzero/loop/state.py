@@ -1,6 +1,6 @@
 """The state of a loop's finished stages: whether they still fit, which to redo, which files to remove.
 
-Every removal is recorded before it starts. If it is killed, the next start completes it.
+Every removal is recorded before it starts, so the next start completes it after a kill.
 """
 
 import shutil
@@ -43,11 +43,7 @@ def log_path(folder: Path, name: str) -> Path:
 
 
 def check_finished(plan: Sequence[StageRun], configs: Configs, manifest: Manifest) -> None:
-    """Raise LoopChanged if a finished or started stage no longer fits its settings, inputs or outputs.
-
-    An evaluation that no longer fits is redone, since nothing depends on it. Its journal keeps the answers
-    that still count.
-    """
+    """Raise LoopChanged if a begun stage no longer fits. An evaluation is forgotten instead, to be redone."""
     first_open: str | None = None
     for run in plan:
         entry, config = manifest.entry(run.name), configs[run.name]
@@ -111,10 +107,7 @@ def split_from(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def stages_from(name: str, plan: Sequence[StageRun], manifest: Manifest) -> list[StageRun]:
-    """The stages that `--from name` redoes: the named one and all that depend on it.
-
-    Raises LoopChanged for an unknown stage, or if one of them needs a pruned checkpoint.
-    """
+    """The named stage and all that depend on it. Raises LoopChanged, also for a pruned checkpoint."""
     names = [run.name for run in plan]
     if name not in names:
         hint = did_you_mean(name, names)
@@ -162,7 +155,6 @@ def prune(run: StageRun, configs: Configs, manifest: Manifest) -> None:
 
 
 def _checkpoint_source(run: StageRun) -> str | None:
-    """The stage whose checkpoint `run` reads."""
     sources = {"merge": f"solver_iter{run.iteration}", "challenger": f"challenger_iter{run.iteration - 1}"}
     return sources.get(run.stage)
 

@@ -1,10 +1,8 @@
 """A run's folder as typed records, in whatever state the run is: finished, killed, running, empty.
 
-    run = RunFolder(Path("outputs/checkpoints/demo"))
     run.kind, run.ending.sentence, run.steps[3]["drzero/reward/score"]
 
-A missing file reads as empty, and so does one that a kill cut off. Trajectories are too large to keep in
-memory: `drzero.runs.report.trajectories` reads them one by one.
+A missing or cut file reads as empty. `drzero.runs.report.trajectories` reads trajectories one by one.
 """
 
 import json
@@ -66,7 +64,6 @@ class RunFolder(RunRecords):
     """One run. Every property is read from its files on first use."""
 
     def __init__(self, folder: Path) -> None:
-        """Raise NotARun unless the folder holds a run or a loop."""
         if not folder.is_dir():
             raise NotARun(f"{folder} is no folder")
         if (folder / "evolve" / MANIFEST).is_file():
@@ -174,7 +171,6 @@ class RunFolder(RunRecords):
         return examine(self.folder, CAUSES)
 
     def _loop_ending(self) -> Death:
-        """Judge by the stages that were begun: later ones are in no file."""
         for name, entry in (self.report.get("stages") or {}).items():
             if entry.get("state") != "complete":
                 state = "killed" if entry.get("state") == "running" else entry.get("state")
@@ -221,7 +217,6 @@ class RunFolder(RunRecords):
         return sorted(found, key=lambda mark: mark.time)
 
     def _step_of(self, event: Record) -> float | None:
-        """An alarm is about its whole step. Everything else happens within one."""
         is_whole = event["kind"] == ALARM_KIND and "step" in event
         return float(event["step"]) if is_whole else self.step_at(event["time"])
 

@@ -50,11 +50,7 @@ NO_STALL = "no stall"
 
 
 def run_stacks_now(arguments: Sequence[str]) -> None:
-    """Print where a live run stands, and write the page.
-
-    Raises NotARun for a folder without a run. Raises CheckError if the run is not running on this machine, or
-    py-spy may not read its processes.
-    """
+    """Print where a live run stands, and write the page. Raises NotARun, or CheckError without access."""
     run = RunFolder(last_stage(named_run(arguments, "stacks")))
     began = time.monotonic()
     look = _look(run, _stage_of(run.folder))
@@ -99,8 +95,6 @@ def _stage_of(folder: Path) -> int:
 
 @dataclass(frozen=True)
 class _Look:
-    """A run at this moment."""
-
     state: RunState
     situation: Situation
     landmarks: Landmarks
@@ -109,7 +103,6 @@ class _Look:
 
     @property
     def where(self) -> str:
-        """The run's phase, or the name of a stage without phases."""
         step = f" of step {self.situation.step}" if self.state.beats else ""
         return f"{self.situation.phase}{step}"
 
@@ -173,7 +166,6 @@ def _stillness(run: RunFolder, phase: str, phase_s: float, stall: dict[str, Any]
 
 
 def _logs(run: RunFolder) -> tuple[str | None, dict[str, tuple[Path, int]]]:
-    """The main command's name, and each component's log with the byte where its last start begins."""
     main, logs = None, {}
     for event in run.events:
         if event["kind"] == "start" and event.get("log"):

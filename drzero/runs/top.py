@@ -41,8 +41,6 @@ def run_top(arguments: Sequence[str]) -> None:
 
 
 class _Top:
-    """The present state of a run, and its notices since the last start."""
-
     def __init__(self, run: RunFolder) -> None:
         self._folder = run.folder
         facts = RunFacts.of(OmegaConf.create(run.config)) if run.config else RunFacts(run.name)

@@ -105,7 +105,6 @@ def cpu_image(extras: ImageExtras = ImageExtras()) -> modal.Image:
 
 
 def _install(image: modal.Image, *packages: str, options: str = "") -> modal.Image:
-    """A layer of exactly these packages. With `--no-deps` it cannot replace torch or anything else."""
     options = f"--no-deps {_UV_OPTIONS} {options}".strip()
     return image.uv_pip_install(*packages, extra_options=options, uv_version=UV)
 

@@ -25,7 +25,6 @@ from drzero.ops.process.isolated import last_line
 _MIB = 2**20
 _NUMBERS = 1 << 20
 _SAVED_MIB = {"weights": 256, "kv_cache": 1024}
-"""Memory put to sleep, by SGLang's tags."""
 
 
 def fifo(folder: str) -> str:

@@ -1,7 +1,4 @@
-"""The smoke test on its machine, instead of a plain `drzero challenger`: probes, run, verdicts.
-
-python -m drzero.launch.smoke.run challenger compute=2xa10g solver.tp_size=2 …
-"""
+"""The smoke test on its machine: `python -m drzero.launch.smoke.run challenger compute=2xa10g …`."""
 
 import sys
 from collections.abc import Iterable

@@ -1,8 +1,4 @@
-"""Watches a run's processes: SGLang's schedulers, the ranks' libraries, the recorder's pipes.
-
-with Witness(recorder_folder(run_dir)) as seen:
-    …                                      # the run, below this process
-"""
+"""Watches a run's processes: SGLang's schedulers, the ranks' libraries, the recorder's pipes."""
 
 import os
 import re

@@ -1,9 +1,6 @@
 """A run's charts as Vega-Lite specifications, for the page and, drawn by the same library, for the docs.
 
-    for chart in training_charts(run, tally): …        # chart.spec goes into the page
-    to_png({**chart.spec, "width": 640, "height": 260}, Path("docs/reward.png"))
-
-A chart without data is not made. Colours are `currentColor`, so one drawing serves light and dark pages.
+Colours are `currentColor`, so one drawing serves light and dark pages. A chart without data is not made.
 """
 
 import json
@@ -130,7 +127,7 @@ def _rows(groups: Iterable[Sequence[Estimate]]) -> list[ChartRow]:
 
 
 def _color(field: str, rows: Iterable[ChartRow]) -> Spec:
-    """A colour for each name, and a legend with columns as wide as the longest name."""
+    """With a legend whose columns are as wide as the longest name."""
     column = 22 + 5.5 * max(len(str(row[field])) for row in rows)
     columns = max(int(_NARROW / column), 1)
     return {"field": field, "type": "nominal", "sort": None, "legend": {"columns": columns}}
@@ -170,7 +167,6 @@ def _metric_lines(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
 def _lines(
     name: str, title: str, about: str, rows: Sequence[ChartRow], marks: Sequence[Mark] = ()
 ) -> list[Chart]:
-    """Lines over steps, with bands if rows have `low` and `high`, and marks as vertical rules."""
     if not rows:
         return []
     x, color, y = step_axis({row["step"] for row in rows}), _color("name", rows), _number("mean")
@@ -197,7 +193,6 @@ def step_axis(steps: set[int]) -> Spec:
 
 
 def _rules(axis: Spec, marks: Iterable[tuple[float, Mark]]) -> list[Spec]:
-    """Marks at their places on an axis as dashed vertical lines, with their text as a tooltip."""
     values = [{"at": at, "kind": mark.kind, "text": mark.text} for at, mark in marks]
     if not values:
         return []
@@ -207,7 +202,6 @@ def _rules(axis: Spec, marks: Iterable[tuple[float, Mark]]) -> list[Spec]:
 
 
 def _columns(rows: Sequence[ChartRow], mark: str, encoding: Spec, marks: Sequence[Mark]) -> Spec:
-    """A bar or a stack of cells for each step. A mark goes through the middle of its step."""
     axis = {"labelAngle": 0, "labelOverlap": True}
     x = {"field": "step", "type": "ordinal", "title": "step", "axis": axis}
     steps = ((max(math.ceil(m.step), 1), m) for m in marks if m.step is not None)
@@ -291,7 +285,6 @@ def _resources(run: RunFolder) -> list[Chart]:
 def _over_time(
     run: RunFolder, name: str, title: str, about: str, series: Sequence[tuple[str, Sequence[ChartRow]]]
 ) -> list[Chart]:
-    """Lines over the minutes since the run's first sign of life."""
     times = [record["time"] for record in (*run.events, *run.samples, *run.flow)]
     start = min(times, default=0.0)
     rows: list[ChartRow] = [

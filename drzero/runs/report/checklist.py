@@ -1,8 +1,4 @@
-"""Questions you ask about a run, answered yes or no from its records. `None` means no record.
-
-A training run that stands still raises these: is every part up, do samples reach the buffer, does it fill,
-does training start?
-"""
+"""Questions you ask about a run, answered yes or no from its records. `None` means no record."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +10,6 @@ from drzero.runs.report.figures import Tally
 from drzero.runs.run_folder import RunFolder
 
 _NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND)
-"""Events that leave the state of their component as it was."""
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,6 @@ class ShownTurn:
     calls: list[ShownCall]
     truncated: bool
     observation: str | None = None
-    """The environment's message after the turn."""
 
 
 def render(trajectory: Trajectory) -> str:
@@ -98,7 +97,6 @@ def shown_turns(
 
 
 def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:
-    """Tagged stretches and the text between. Calls are left out: the page shows them after the turn."""
     end = 0
     for found in _TAGGED.finditer(text):
         if between := text[end : found.start()].strip():

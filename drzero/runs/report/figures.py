@@ -1,11 +1,7 @@
 """A run's trajectories added up by step: means and shares with their 95 % intervals.
 
-    tally = Tally()
-    tally.add(trajectory)                   # each one, in any order
-    tally.means("difficulty")               # [Estimate(step=1, name="difficulty", mean=…, low=…), …]
-
 Means have Student's interval and shares Wilson's. Both treat a step's trajectories as independent, although
-they share weights and prompts, so they say nothing about another seed. Rows that do not count are left out.
+they share weights and prompts, so they say nothing about another seed. Invalid rows are left out.
 """
 
 import math
@@ -89,7 +85,6 @@ class Tally:
 
 
 def _flags(trajectory: Trajectory, score: float) -> dict[str, bool]:
-    """Yes or no for the things a trajectory may do. An environment's trajectories need no search."""
     reward = trajectory.reward
     if "success" in reward:
         return {"solved": bool(reward["success"])}

@@ -53,7 +53,6 @@ def write_log(run: RunFolder) -> Path:
 
 
 def _header(run: RunFolder, tally: Tally, began: datetime) -> Record:
-    """The log's part about the whole run."""
     counted = tally.trajectories - tally.invalid
     rewards = tally.means("reward")
     mean = sum(estimate.mean * estimate.n for estimate in rewards) / counted if counted else 0.0
@@ -132,7 +131,6 @@ def _sample(trajectory: Trajectory) -> Record:
 
 
 def _messages(conversation: Conversation, observations: Sequence[str | None]) -> Iterator[Record]:
-    """The turns as assistant messages, each followed by the responses to its calls."""
     for place, turn in enumerate(conversation.turns):
         yield _assistant(turn, place)
         for number, call in enumerate(turn.calls):

@@ -11,7 +11,6 @@ from drzero.runs.report.figures import hops
 from drzero.runs.run_folder import RunFolder, read_object
 
 _EXAMPLES = 3
-"""Refused pairs shown for each gate."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,6 @@ def score_rows(run: RunFolder) -> list[Record]:
 
 
 def _scores(report: Record, model: str) -> Iterator[Record]:
-    """A row for each benchmark of an evaluation that has a score, averages included."""
     rows = {**(report.get("benchmarks") or {}), **(report.get("averages") or {})}
     for name, row in rows.items():
         if isinstance(row, dict) and row.get("em") is not None:

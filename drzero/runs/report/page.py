@@ -1,9 +1,7 @@
 """The page: sections, charts and trajectories of a run in one HTML file that loads nothing.
 
-    html = make_page(RunFolder(folder))
-
-Nothing from a run is ever executed. Text is escaped (`text`), and data is in JSON blocks without a `<`. The
-page's policy allows two scripts by their hashes, and no connection except a live page's to its server.
+Nothing from a run is executed: text is escaped (`text`), data is in JSON blocks without a `<`, and the policy
+allows two scripts by their hashes, and no connection except a live page's to its server.
 """
 
 import base64
@@ -91,7 +89,6 @@ def waiting_page(reason: str) -> str:
 
 
 def _read(run: RunFolder) -> tuple[TrajectoryTable, Tally, list[str]]:
-    """Every trajectory of the run or of a loop's stages, in one pass over the files."""
     parts = stage_runs(run) if run.kind == "loop" else [run]
     files = [path for part in parts for path in trajectory_files(part)]
     table = TrajectoryTable(sum(1 for path in files for _ in path.open("rb")))
@@ -114,20 +111,17 @@ def _charts(run: RunFolder, tally: Tally) -> list[Chart]:
 
 
 def _syntheses(run: RunFolder) -> list[Path]:
-    """The folders of the page's syntheses, or of its preview."""
     parts = stage_runs(run) if run.kind == "loop" else [run]
     return [part.folder for part in parts if part.kind in ("synthesize", "preview")]
 
 
 def _examples(run: RunFolder) -> list[tuple[str, Examples]]:
-    """Questions to read, by stage. A loop's last stages come first."""
     parts = stage_runs(run)[::-1] if run.kind == "loop" else [run]
     found = ((part.name, read_examples(part.folder)) for part in parts)
     return [(name, examples) for name, examples in found if examples]
 
 
 def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
-    """The head of the page: the stage, model and machine, the cost, and how to repeat the run."""
     seconds = run.seconds
     tokens = run.result.get("tokens")
     first = run  # a loop's first stage has the model and the machine it began with
@@ -194,7 +188,6 @@ def embedded_json(data: Mapping[str, Any]) -> Markup:
 
 
 def _plain(value: Any) -> Any:
-    """The value with text made visible, and null for NaN and infinities."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -220,7 +213,6 @@ def _vega() -> str:
 
 
 def _policy(scripts: Sequence[str], live: Live | None) -> str:
-    """The content security policy."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
     connects = "'self'" if live else "'none'"

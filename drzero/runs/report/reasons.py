@@ -1,10 +1,4 @@
-"""Why a trajectory has its reward: each part, its value, and the reason in words.
-
-    for part in explain(trajectory):
-        print(part.name, part.value, part.reason)
-
-Values are the logged ones. The method's own functions read the reasons from the conversation.
-"""
+"""Why a trajectory has its reward: each part, its logged value, and the reason in words."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,13 +1,8 @@
 """The trajectories of a page: a row each for its table, and their conversations packed for the browser.
 
-    table = TrajectoryTable(expected=12_800)
-    table.add(trajectory)                   # each one, once
-    table.finish()
-    table.columns, table.rows, table.packs
-
 A conversation is about 30 kB of HTML. Packs of 32 are compressed, and the browser unpacks one when you open a
 row. Beyond ROW_LIMIT rows the table keeps every second, third … trajectory, and beyond PACK_LIMIT bytes every
-second, fourth … pack, so that all parts of a run are there. The run's files have the rest.
+second, fourth … pack.
 """
 
 import base64
@@ -21,7 +16,6 @@ from drzero.runs.report.trajectories import PARTS, Trajectory
 
 ROW_LIMIT = 20_000
 PACK_LIMIT = 48 << 20
-"""Bytes of packed conversations, in base64."""
 PACK_SIZE = 32
 _LONGEST_CELL = 300
 
@@ -34,14 +28,13 @@ class TrajectoryTable:
     """Rows in the order added, with the columns that some row fills."""
 
     def __init__(self, expected: int, *, row_limit: int = ROW_LIMIT, pack_limit: int = PACK_LIMIT) -> None:
-        """Expect this many trajectories."""
         self._pack_limit = pack_limit
         self._row_every = max(-(-expected // row_limit), 1)
         self._open_every = self._row_every
         self._rows: list[dict[str, Any]] = []
         self._pending: list[str] = []
         self.packs: list[str] = []
-        """Each is base64 of a gzipped JSON list of PACK_SIZE conversations, or fewer in the last."""
+        """Base64 of a gzipped JSON list of at most PACK_SIZE conversations."""
         self.total = 0
         """All trajectories, including those left out."""
 

@@ -1,8 +1,4 @@
-"""Text of a run, made safe to show: nothing in it may act on the page or hide from its reader.
-
-Treat corpora, models and logs as hostile. The templates escape every value, and characters that a browser
-would act on or not show become visible ones.
-"""
+"""Text of a run, made safe to show: nothing in it may act on the page or hide from its reader."""
 
 import re
 from pathlib import Path
@@ -12,7 +8,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 LONGEST = 20_000
-"""Characters shown of one text. Its file has the rest."""
 
 # Controls except tab and line feed, direction marks, characters without a shape, and halves of surrogate
 # pairs, which UTF-8 cannot carry. The joiners U+200C and U+200D stay, because scripts need them.

@@ -1,8 +1,5 @@
 """The trajectories of a run as one kind of record: rollouts, synthesized samples, evaluation answers.
 
-    for trajectory in read_trajectories(run, unreadable=[]):
-        trajectory.step, trajectory.parts["difficulty"], trajectory.failures
-
 Files are read line by line, because they may be larger than memory. docs/dumps.md has their format.
 """
 
@@ -23,7 +20,6 @@ from verl_ext.method.challenger_reward import extract_pair
 from verl_ext.method.trajectory import Trajectory as Conversation
 
 PARTS = ("difficulty", "format", "think", "tool", "answer_part", "f1")
-"""Reward parts with a column in the table."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,6 @@ class Trajectory:
     valid: bool = True
     """False if a service failed. Statistics leave it out."""
     reward: Record = field(default_factory=dict)
-    """Everything the reward function returned."""
     question: str | None = None
     answer: str | None = None
     targets: tuple[str, ...] = ()
@@ -127,7 +122,6 @@ def read_trajectories(run: RunFolder, unreadable: list[str]) -> Iterator[Traject
 
 
 def _rollout(record: Record, **at: Any) -> Trajectory:
-    """A line of a training run's dump."""
     reward = dict(record["reward"])
     return Trajectory(
         **at,
@@ -173,7 +167,6 @@ def _attempt(record: Mapping[str, Any]) -> Attempt:
 
 
 def _answer(record: Record, **at: Any) -> Trajectory:
-    """A line of an evaluation's journal."""
     return Trajectory(
         **at,
         key=str(record["key"]),
@@ -191,7 +184,7 @@ def _answer(record: Record, **at: Any) -> Trajectory:
 
 
 def _previewed(found: Mapping[int, Record], record: Record, **at: Any) -> Trajectory:
-    """A line of a preview's journal, scored as in training and judged by the gates."""
+    """Scored as in training and judged by the gates."""
     verdict = found.get(int(record["prompt_index"]), {"reasons": (), "accepted": False})
     reasons = tuple(verdict["reasons"]) or ("passed every gate",) * bool(verdict["accepted"])
     return replace(_rollout(record, **at), reasons=reasons)
@@ -199,8 +192,6 @@ def _previewed(found: Mapping[int, Record], record: Record, **at: Any) -> Trajec
 
 @dataclass(frozen=True)
 class _Fate:
-    """What became of a sample's prompt."""
-
     hop: int
     doc_id: str | None
     document: str | None = None
@@ -211,7 +202,6 @@ class _Fate:
 
 
 def _fates(folder: Path) -> dict[int, _Fate]:
-    """What became of each prompt, from the rejects and the solver's data."""
     fates = {}
     for name in (TRAIN, VAL):
         if (folder / name).is_file():

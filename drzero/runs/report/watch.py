@@ -1,10 +1,7 @@
 """A run's report served on loopback while the run continues: the page reloads when the run's files change.
 
-    serve_report(folder, port=0)            # until Ctrl-C; 0 takes a free port
-
-`/NAME/` is the page and `/NAME/version` a hash of its files' sizes and times. Files that the page links to
-are served as text. A folder without a run has a page that waits for one. Requests must name this machine,
-because a foreign page could otherwise reach the server under another name.
+`/NAME/` is the page and `/NAME/version` a hash of its files' sizes and times. Requests must name this
+machine, because a foreign page could otherwise reach the server under another name.
 """
 
 import hashlib
@@ -27,7 +24,7 @@ from drzero.runs.run_folder import NotARun, RunFolder
 _WATCHED = ("*.json", "*.jsonl", "resolved.yaml", "logs/events.jsonl", "dumps/*.jsonl", "metrics/*.jsonl")
 _LINKED = (".json", ".jsonl", ".yaml", ".html")
 _RESTS = 9
-"""A page is left alone for nine times as long as it took to make, which costs at most a tenth of a core."""
+"""The page rests nine times as long as it took to make, which costs at most a tenth of a core."""
 
 
 class LivePage:
@@ -103,7 +100,6 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _linked(self, path: str) -> Path | None:
-        """A file the page may link to, always inside its folders."""
         file = (self._live.folder.parent / path.lstrip("/")).resolve()
         is_inside = any(file.is_relative_to(folder) for folder in self._live.folders)
         return file if is_inside and file.suffix in _LINKED and file.is_file() else None

@@ -87,7 +87,6 @@ def run_report(arguments: Sequence[str]) -> None:
 
 
 def _take_port(words: list[str]) -> int | None:
-    """Remove `--port N` from the words and return N, None without it."""
     if "--port" not in words:
         return None
     place = words.index("--port")

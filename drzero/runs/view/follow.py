@@ -34,10 +34,7 @@ _EVERY_S = 1.0
 
 @contextmanager
 def following(config: DictConfig, *, relayed: bool = False) -> Iterator[None]:
-    """Show the run of a stage's config until the block ends, without what it wrote before.
-
-    `relayed`: the run is a child process whose lines are printed already, so only a terminal gets a view.
-    """
+    """Show a run until the block ends. `relayed`: its lines are printed already, only a terminal needs it."""
     is_live = has_live_terminal() and not is_verbose()
     if relayed and not is_live:
         yield
@@ -95,7 +92,6 @@ class LiveView:
             self._live.update(picture, refresh=True)
 
     def _begin(self) -> None:
-        """Prepare a picture of the terminal's present size, below the lines printed meanwhile."""
         if self._console.size != self._size:
             self._size = self._console.size
             # The terminal may have wrapped the last picture, so its first line is unknown.
@@ -111,8 +107,6 @@ class LiveView:
 
 
 class _Follower(threading.Thread):
-    """Polls the run's files, and draws a view or prints a line for each step."""
-
     def __init__(self, files: RunFiles, view: LiveView | None, relayed: bool) -> None:
         super().__init__(name="view", daemon=True)
         self._files, self._view, self._relayed = files, view, relayed

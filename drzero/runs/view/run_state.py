@@ -2,7 +2,6 @@
 
     files = RunFiles(folder, RunFacts("demo", "hrpo", steps=4))
     files.poll()            # reads new lines, returns the steps and events among them
-    files.state.phase
 
 A run that has just begun may have none of these files.
 """
@@ -32,7 +31,6 @@ _STATES = {
     "stopped": "stopped",
     "exit": "ended",
 }
-"""The state of a component after an event of each kind."""
 _RECENT = 5
 """Steps whose mean time predicts the end. The first ones compile and fill caches."""
 _LAST_BYTES = 1 << 17
@@ -62,7 +60,6 @@ class RunState:
 
     facts: RunFacts
     began: float | None = None
-    """Time of the start's first event."""
     ended: float | None = None
     """When the main command ended, if it has."""
     last_event: float | None = None
@@ -131,7 +128,6 @@ class RunFiles:
         self._samples = JsonTail(samples, records.SAMPLE_KEYS, offset)
         self._events: list[Record] = []
         self._changed: dict[str, float] = {}
-        """When an event last changed the state of each component."""
 
     def poll(self) -> tuple[list[int], list[Record]]:
         """Read new lines. Returns the steps and the events among them."""
@@ -151,7 +147,6 @@ class RunFiles:
         return [step for step, _ in logged], events
 
     def _replay(self, start: list[Record]) -> None:
-        """Take over the events of one start."""
         state = self.state
         if state.began != start[0]["time"]:
             state.began, state.beats, state.usage = start[0]["time"], [], {}

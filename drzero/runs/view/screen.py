@@ -1,9 +1,4 @@
-"""Draws the state of a run at any width: its progress, its figures, its parts, what happened.
-
-    screen(state, notices, now, width=80, height=24)
-
-With `height=None`, all notices are shown instead of the last ones.
-"""
+"""Draws the state of a run at any width: its progress, its figures, its parts, what happened."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,22 +11,17 @@ from drzero.runs.view.run_state import RunState, shown_s, shown_time
 
 _BARS = "▁▂▃▄▅▆▇█"
 _TREND = 12
-"""Steps of a trend."""
 _TWO_COLUMNS = 76
 """From this width on, figures have two columns."""
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 _WELL = ("healthy", "running", "starting", "stopped", "ended")
 _LEAST_NOTICES = 3
 _INDENT = 9
-"""Puts a notice's further lines below its component's name."""
 _CONSOLE = Console()  # rich needs one to wrap text
 
 
 def screen(state: RunState, notices: Sequence[Notice], now: float, width: int, height: int | None) -> Text:
-    """The whole picture, each line at most `width` cells, cut to `height` lines.
-
-    Progress comes first, then as many figures and parts as leave room for the last notices.
-    """
+    """Lines of at most `width` cells, at most `height` in number. Notices take the room that is left."""
     lines = [_headline(state, now), _times(state, now)]
     if state.facts.steps:
         done = sum(1 for step in state.metrics.values() if is_training(step))
@@ -132,7 +122,6 @@ def _components(state: RunState) -> Iterator[Text]:
 
 
 def _last(notices: Sequence[Notice], width: int, room: int) -> list[Text]:
-    """The last notices that fit into `room` lines, or the beginning of the newest."""
     lines: list[Text] = []
     for notice in reversed(notices):
         own = _notice(notice, width, room + 1)
