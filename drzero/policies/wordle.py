@@ -1,4 +1,4 @@
-"""The Wordle policy: SmolLM2-135M, warm-started because without it no guess is written.
+"""The Wordle policy: SmolLM2-135M, warm-started because it would write no guess.
 
     python -m drzero.policies.wordle            # six minutes on two idle cores; rerun to resume
 

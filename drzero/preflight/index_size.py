@@ -1,4 +1,4 @@
-"""Does an index fit its server's memory, and its builder's memory and disk? FACTOR too much is refused."""
+"""Does an index fit its server's memory and its builder's memory and disk? Estimates may be off by FACTOR."""
 
 import math
 import os
