@@ -4,8 +4,7 @@
     {"name": "add", "arguments": {"a": 2, "b": 3}}
     </tool_call>
 
-An invalid call is kept with its error, which the model is told, and it is counted. A call of a tool that was
-not declared is also marked `undeclared`, so that invented tools show.
+The model is told the error of an invalid call. `undeclared` marks invented tools.
 """
 
 import json
@@ -26,12 +25,9 @@ class Call:
 
     raw: str
     name: str | None = None
-    arguments: Mapping[str, Any] | None = None
-    """By name, or None if they are no JSON object."""
-    error: str | None = None
-    """Why the call cannot be made, or None."""
-    undeclared: bool = False
-    """Whether the episode has no such tool."""
+    arguments: Mapping[str, Any] | None = None  # by name, or None if they are no JSON object
+    error: str | None = None  # why the call cannot be made
+    undeclared: bool = False  # whether the episode has no such tool
 
     @property
     def valid(self) -> bool:
@@ -72,10 +68,7 @@ def badly_typed(tool: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
 
 
 def parse_calls(text: str, tools: Sequence[ToolSchema], form: str = "hermes") -> tuple[Call, ...]:
-    """Every call of one turn in order, valid or not. Raises for no text a model may write.
-
-    `form` is the model's way to write calls, a key of `FORMS`.
-    """
+    """Every call of a turn in order, valid or not, written in a `form` of `FORMS`. Never raises."""
     names = [tool_name(tool) for tool in tools]
     return tuple(_checked(raw, call, names) for raw, call in FORMS[form].calls(text))
 
@@ -125,12 +118,9 @@ def _xlam(text: str) -> list[tuple[str, Any]]:
 class Form:
     """A way to write calls."""
 
-    opening: str
-    """The beginning of a call, or of their list. Text before it can be streamed."""
-    calls: Callable[[str], list[tuple[str, Any]]]
-    """From a turn's text to each call's raw text and JSON value."""
-    outside: Callable[[str], str]
-    """From a turn's text to the text without its calls."""
+    opening: str  # the beginning of a call or a list of calls. Text before it can be streamed
+    calls: Callable[[str], list[tuple[str, Any]]]  # each call's raw text and JSON value
+    outside: Callable[[str], str]  # the text without its calls
 
 
 FORMS = {

@@ -1,7 +1,4 @@
-"""A conversation as it happened: the model's turns, their calls, and the environment's answers.
-
-Its JSON form goes through veRL's extra fields into the dumps, with the same fields as search (docs/dumps.md).
-"""
+"""A conversation as it happened. veRL's extra fields carry its JSON form into the dumps (docs/dumps.md)."""
 
 from __future__ import annotations
 
@@ -12,8 +9,7 @@ from typing import Any
 
 from environments.call import Call
 
-Message = Mapping[str, Any]
-"""`role` (system, user or tool) and `content`, a text."""
+Message = Mapping[str, Any]  # `role` (system, user or tool) and `content`, a text
 
 
 def tool_message(text: str) -> Message:
@@ -30,11 +26,9 @@ def user_message(text: str) -> Message:
 class Turn:
     """One assistant turn and the environment's reply."""
 
-    text: str
-    """Without special tokens."""
+    text: str  # without special tokens
     calls: tuple[Call, ...] = ()
-    truncated: bool = False
-    """Cut off by the token limit."""
+    truncated: bool = False  # cut off by the token limit
     answers: tuple[Message, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,8 +74,7 @@ class Conversation:
         """Empty, as for `failed_calls`. A search trajectory has its answered searches here."""
         return ()
 
-    failed_calls = searches
-    """Empty, since a failure of the environment fails the whole episode."""
+    failed_calls = searches  # empty, since a failure fails the whole episode
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

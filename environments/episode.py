@@ -1,8 +1,8 @@
 """An episode: one task, played once by one model. An environment is a class of these, and a taskset.
 
-Every rollout has its own episode, and many run at once, so they must not share state. Methods are called one
-after the other, a plain one in some thread, an `async def` on the event loop, each for at most
-`Taskset.timeout_s` seconds. An exception fails the rollout, which is counted and is not scored as zero.
+Many run at once, so they must not share state. Methods run one after the other, a plain one in some thread,
+an `async def` on the event loop, for at most `Taskset.timeout_s` seconds. An exception fails the rollout,
+which is counted and not scored as zero.
 """
 
 from abc import ABC, abstractmethod
@@ -25,18 +25,13 @@ class Episode(ABC):
         """The messages the conversation begins with."""
 
     def tools(self) -> Sequence[ToolSchema]:
-        """The tools the model may call, by default none.
-
-        Asked before every turn, but the prompt shows only the first answer. Introduce later ones in a
-        message.
-        """
+        """The tools the model may call. Asked before every turn, but the prompt shows the first answer."""
         return ()
 
     def respond(self, turn: Turn) -> Sequence[Message] | None:
         """The messages after the model's turn, or None at the end of the episode.
 
-        By default `call` answers the turn's calls, an invalid one is answered with its error, and a turn
-        without calls ends the episode. `tools` and `call` must then be plain functions.
+        By default plain `tools` and `call` answer its calls, and a turn without calls ends the episode.
         """
         if not turn.calls:
             return None

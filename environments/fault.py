@@ -1,9 +1,6 @@
 """Calls of an environment's own code: limited in time, with any error as one line.
 
-    messages = await guarded("sums: Episode.messages", episode.messages, timeout_s=30)
-
-A plain function runs in its own thread. If it never returns, only that thread is lost: neither the event loop
-nor the end of the process waits for it.
+messages = await guarded("sums: Episode.messages", episode.messages, timeout_s=30)
 """
 
 import asyncio

@@ -1,12 +1,10 @@
-"""Finds environments by the names users type.
+"""Finds environments by name, in order: own folder, built-in, entry points `drzero.environments`, `verifiers`.
 
     find("wordle").load()                      # also vf-wordle, vf_wordle
     find("sums", folder="environments")        # environments/sums/ or sums.py, next to the checkout
     find("verifiers:gsm8k").load()
 
-The order is: the user's own folder, the built-in ones, installed packages with the entry point group
-`drzero.environments`, and tasksets of the package `verifiers`. Each is a module with a function
-`load(**options)` that returns a `Taskset`.
+Each is a module with a function `load(**options)` that returns a `Taskset`.
 """
 
 import importlib
@@ -29,12 +27,10 @@ BUILT_IN: dict[str, str] = {
     "bfcl-single-turn": "environments.bfcl.single_turn",
     "search": "data.search_taskset",
     "wordle": "environments.wordle",
-}
-"""The module of each built-in one."""
+}  # the module of each built-in one
 ALIASES: dict[str, str] = {"tool-test": "bfcl-single-turn"}
 FAMILIES: dict[str, str] = {"verifiers": "environments.verifiers"}
-"""Prefixes of names. Each module has `load(name, **options)`, for the name after the colon, and `names()`,
-which is empty if its library is not installed."""
+"""By prefix, a module with `load(name, **options)` and `names()`, which is empty without its library."""
 
 _HERE = Path(__file__).resolve().parent
 _INTERFACE = ("call", "conversation", "episode", "fault", "registry", "row", "score", "taskset")
@@ -44,8 +40,7 @@ _INTERFACE = ("call", "conversation", "episode", "fault", "registry", "row", "sc
 class Found:
     """An environment that was found but not yet imported."""
 
-    name: str
-    """As in reports, run names and rows."""
+    name: str  # as in reports, run names and rows
     source: str
     module: Callable[[], ModuleType]
     member: str = "load"

@@ -1,12 +1,9 @@
-"""Whether calls are the right ones: BFCL's AST match, on the JSON arguments of tool calls.
+"""Whether calls are right by BFCL's AST match. The rules are `ast_checker`'s, except calls that crash it.
 
-    answers = [{"area": {"base": [3], "unit": ["cm", ""]}}]
+    answers = [{"area": {"base": [3], "unit": ["cm", ""]}}]       # an empty text: the argument is optional
     calls_fault(documents, [("area", {"base": 3})], answers)      # None: they are right
 
-An answer lists the right values of each argument. An empty text among them makes the argument optional. Texts
-are compared without case, spaces and `,./-_*^`, and calls of one turn come in any order. The rules follow
-`ast_checker` of bfcl-eval to the letter, so that scores compare with the leaderboard's. Calls that crash it
-are wrong here. The package's own needs its vendors' clients, so it cannot be imported.
+Texts are compared without case, spaces and `,./-_*^`, the calls of a turn in any order.
 """
 
 import re
@@ -16,8 +13,7 @@ from typing import Any
 
 from environments.bfcl.schema import Language
 
-Answer = Mapping[str, Mapping[str, Sequence[Any]]]
-"""A function's name, and the right values of each argument."""
+Answer = Mapping[str, Mapping[str, Sequence[Any]]]  # a function's name, and the right values of each argument
 _PYTHON = {
     "string": str,
     "integer": int,
@@ -32,17 +28,14 @@ _PYTHON = {
 }
 _NESTED = ("array", "tuple", "Array", "ArrayList")
 _LONGEST, _MOST_BRACKETS = 1000, 16
-"""Limits of a text in another language. The time of the package's patterns doubles with every bracket."""
+"""Limits of a text in another language. The package's patterns take twice as long for every bracket."""
 _IGNORED = re.compile(r"[ ,./\-_*^]")
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """The declared type of a parameter."""
-
     outer: type
-    inner: type | None
-    """The elements' type, if it is a list."""
+    inner: type | None  # the elements' type, if it is a list
     convert: Callable[[Any], Any]
     """From the JSON value to the compared one. Raises ValueError for a wrong type."""
 
@@ -191,7 +184,6 @@ def _elements_fit(value: Any, inner: type, right: Sequence[Any]) -> bool:
 
 
 def _dict_fits(value: Mapping[str, Any], right: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether every entry is allowed and every required one is there."""
     for name, entry in value.items():
         if name not in right or not isinstance(right[name], list):
             return False
@@ -201,7 +193,6 @@ def _dict_fits(value: Mapping[str, Any], right: Mapping[str, Sequence[Any]]) -> 
 
 
 def _dicts_fit(value: Sequence[Any], right: Any) -> bool:
-    """Whether a list's dictionaries fit a right list's, in order."""
     if not isinstance(right, list | str) or len(value) != len(right):
         return False
     pairs = zip(value, right, strict=True)
@@ -209,7 +200,6 @@ def _dicts_fit(value: Sequence[Any], right: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A text without case, spaces and light punctuation. Other values are unchanged."""
     return _IGNORED.sub("", value).lower().replace("'", '"') if isinstance(value, str) else value
 
 

@@ -1,15 +1,10 @@
 """`bfcl-multi-turn`: a user with several requests, and tools that change a file system, a car, an account.
 
-    taskset = load()
     taskset = load(categories=["multi_turn_miss_func"])
 
-The model calls tools, reads their answers, and ends its part of a user's turn with a turn without calls. Then
-the user makes the next request. The first wrong user's turn ends the episode. The reward is the share of
-right ones before it, and `success` means all of them, as BFCL counts.
-
-The four categories tell the same 200 stories: complete, with a tool or value that comes late, and with long
-answers. Training has 150 stories as `multi_turn_base`. Evaluation has the other 50 in all four categories.
-The remaining 450 tasks are in neither.
+A turn without calls brings the next request. The first wrong user's turn ends the episode. The reward is the
+share of right ones, and `success` means all. The four categories tell the same 200 stories: training has 150
+as `multi_turn_base`, evaluation the other 50 in all four, and 450 tasks are in neither.
 """
 
 import json
@@ -27,10 +22,8 @@ from environments.score import Score
 
 TRAINED = ("multi_turn_base",)
 HELD_OUT = ("multi_turn_base", "multi_turn_miss_func", "multi_turn_miss_param", "multi_turn_long_context")
-HELD_OUT_STORIES = 4
-"""Every fourth story is held out, since they are ordered by subject."""
-MOST_STEPS = 20
-"""As in the package, a model that needs more turns with calls for one user's turn has failed."""
+HELD_OUT_STORIES = 4  # every fourth story is held out, since they are ordered by subject
+MOST_STEPS = 20  # turns with calls for one user's turn, as in the package
 NEW_TOOLS = "I have updated some more functions you can choose from. What about now?"
 """What the package's user says when a missing tool arrives."""
 

@@ -4,10 +4,8 @@
     replay.call("mkdir", {"dir_name": "a"})     # the tool's answer
     replay.end_turn()                           # None: the state is as after the right calls
 
-The package's executor evaluates a model's text as Python, and all rollouts of a task share its objects. Here
-a call is a method's name with JSON arguments, and objects live as long as their rollout. The right calls,
-texts in the data, are parsed by `ast` and hold only literals. States and answers are compared by the
-package's own `state_checker` and `response_checker`.
+The package's executor evaluates a model's text as Python, and rollouts share its objects. Only its
+`state_checker` and `response_checker` are used, and `ast` parses the right calls.
 """
 
 import ast
@@ -34,10 +32,8 @@ CLASSES = (
     "TravelAPI",
     "TwitterAPI",
     "VehicleControlAPI",
-)
-"""The package's other classes use the network or write files."""
-_WRITES_TO_ITS_MODULE = ("MathAPI", "VehicleControlAPI")
-"""Their methods change state of the whole process: mpmath's precision, a table of the weather."""
+)  # the package's other classes use the network or write files
+_WRITES_TO_ITS_MODULE = ("MathAPI", "VehicleControlAPI")  # state of the process: mpmath's precision, weather
 _LOCK = threading.Lock()
 _MOST = {"base": 10**18, "exponent": 1000, "precision": 1000, "decimal_places": 1000}
 """The package would compute for hours with larger numbers."""
@@ -57,8 +53,7 @@ class Replay:
         self._truth = truth
         self._answers: list[str] = []
         self._called = False
-        self.turns_done = 0
-        """Finished user turns, right or wrong."""
+        self.turns_done = 0  # finished user turns, right or wrong
 
     def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The tool's answer, which may be an error. Takes any JSON object as arguments."""
@@ -73,11 +68,7 @@ class Replay:
         return why
 
     def end_turn(self) -> str | None:
-        """Make the right calls of the user's turn and compare. Returns the fault, or None.
-
-        As in the package, the states must be equal, and the model must have had every answer the right calls
-        got. A turn without right calls, where a tool or value is still missing, is always right.
-        """
+        """Return the user turn's fault: other states than the right calls, or an answer the model lacks."""
         from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import response_checker, state_checker
 
         turn, called = self.turns_done, self._called
@@ -98,8 +89,6 @@ class Replay:
 
 
 class _Objects:
-    """One new object of each class of a task."""
-
     def __init__(self, classes: Sequence[str], config: Mapping[str, Any], long_context: bool) -> None:
         from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING, STATELESS_CLASSES
 
@@ -155,7 +144,6 @@ def _as_text(result: Any) -> str:
 
 
 def _refusal(arguments: Mapping[str, Any]) -> str | None:
-    """Why these arguments are refused, or None."""
     for name, most in _MOST.items():
         value = arguments.get(name)
         if isinstance(value, int | float) and not abs(value) <= most:

@@ -2,9 +2,7 @@
 
     to_tool({"name": "area", "description": …, "parameters": {"type": "dict", "properties": {…}}})
 
-Documents use types like dict, float and tuple, or Java's and JavaScript's. As on the leaderboard,
-every argument in those languages is a text in their syntax. Return values are left out, since a tool schema
-has no place for them.
+As on the leaderboard, every argument in Java or JavaScript is a text in that syntax.
 """
 
 import json
@@ -22,8 +20,7 @@ TYPES = {
     "list": "array",
     "any": "string",
     "bool": "boolean",
-}
-"""JSON schema's names for the documents' types."""
+}  # JSON schema's names for the documents' types
 _JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 _HINTS = {"Java": "Java 8 SDK", "JavaScript": "JavaScript", "Python": "Python 3"}
 
@@ -56,7 +53,6 @@ def to_tool(document: Mapping[str, Any], language: Language = "Python") -> ToolS
 
 
 def _schema(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A parameter with everything nested in it."""
     schema = {name: value for name, value in document.items() if name not in ("optional", "required")}
     named = TYPES.get(schema.get("type", "string"), schema.get("type", "string"))
     schema["type"] = named if named in _JSON_TYPES else "string"
@@ -70,7 +66,6 @@ def _schema(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(document: Mapping[str, Any], language: str) -> dict[str, Any]:
-    """A parameter of another language: a text, with a description of its syntax."""
     kind = document["type"]
     says = [document.get("description", "")]
     if kind == "any":

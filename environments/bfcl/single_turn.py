@@ -1,11 +1,7 @@
-"""`bfcl-single-turn`: one question, some functions, and the calls that answer it, in one turn.
+"""`bfcl-single-turn`: one question, some functions, and the calls that answer it, for a reward of 1 or 0.
 
-    taskset = load()                              # trains on the non-live tasks, evaluates on the live ones
-    taskset = load(categories=["live_simple"])
-    taskset = load(file="calls.jsonl")            # your own, in the same format
-
-The reward is 1 for exactly the right calls (`match`), as BFCL counts, otherwise 0. The live categories, asked
-by users, are held out whole: they are a test set, and training on them would make scores meaningless.
+taskset = load(categories=["live_simple"])    # by default only evaluates on these, a test set
+taskset = load(file="calls.jsonl")            # your own, in the same format
 """
 
 from collections.abc import Mapping, Sequence
@@ -151,7 +147,6 @@ class SingleTurnEpisode(Episode):
         return calls_fault(self._functions, made, self._answers, self._language)
 
     def _right_tools(self) -> bool:
-        """Whether the answer's functions were called, with any arguments."""
         if self._answers is None:
             return self.fault() is None
         wanted = sorted(name for answer in self._answers for name in answer)

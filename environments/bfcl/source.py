@@ -1,9 +1,7 @@
-"""BFCL's tasks: from the package `bfcl-eval`, or from the user's file in the same format.
+"""BFCL's tasks: from the package `bfcl-eval` without its dependencies, or from a file in the same format.
 
-    tasks("live_simple")                       # of the package, with their answers
-    tasks_of_file("calls.jsonl", "train", check)   # one JSON object a line
-
-The package is installed without its dependencies, since it wants numpy 1.26.4.
+tasks("live_simple")                           # of the package, with their answers
+tasks_of_file("calls.jsonl", "train", check)   # one JSON object a line
 """
 
 import json
@@ -23,8 +21,7 @@ from environments.row import Row, Split
 from environments.taskset import Taskset
 
 Task: TypeAlias = Mapping[str, Any]
-"""A question in BFCL's form (`id`, `question`, `function` or `involved_classes`, …), with its `category` and
-its `ground_truth`, which is None in categories without one."""
+"""A question in BFCL's form, with its `category` and `ground_truth` (None in categories without one)."""
 
 _PREFIX = "BFCL_v4_"
 
@@ -54,11 +51,7 @@ def tasks(category: str) -> list[Task]:
 
 
 def tasks_of_file(path: str | Path, split: Split, check: Callable[[Task], str | None]) -> list[Task]:
-    """The tasks of a split in the user's file. Without a field `split` a task is for training.
-
-    Every line has `id`, `question` and `ground_truth`. `check` returns further faults. Raises
-    EnvironmentUnusable for an invalid task or a repeated id.
-    """
+    """Read a split, by default train. `check` returns further faults. Raises EnvironmentUnusable."""
     found: dict[str, Task] = {}
     for number, task in enumerate(read_lines(Path(path)), 1):
         wrong = _wrong(task) or check(task)
@@ -71,7 +64,6 @@ def tasks_of_file(path: str | Path, split: Split, check: Callable[[Task], str | 
 
 
 def _wrong(task: Any) -> str | None:
-    """The fault of a task in either environment, or None."""
     if not isinstance(task, dict):
         return "a task is a JSON object"
     for name in ("id", "question", "ground_truth"):
@@ -125,8 +117,7 @@ class BfclTaskset(Taskset):
 
     filters_groups = True
     trained: ClassVar[tuple[str, ...]]
-    evaluated: ClassVar[tuple[str, ...]]
-    """Categories. BFCL is a test set: these are never trained on."""
+    evaluated: ClassVar[tuple[str, ...]]  # categories. BFCL is a test set: these are never trained on
 
     def __init__(self, categories: Sequence[str] | None = None, file: str | None = None) -> None:
         """`categories` narrows the splits. `file` replaces them."""

@@ -1,9 +1,6 @@
-"""TextArena's one-player games that the library's taskset `textarena` does not list.
+"""TextArena's offline one-player games: the library's taskset `textarena` lists only five, which download.
 
-    find("verifiers:textarena").load(game="Mastermind-v0")
-
-The library lists five word games, which download word lists when they start. The other games run offline.
-Only the list is ours: the library's environment steps the engine and opens with its system prompt.
+find("verifiers:textarena").load(game="Mastermind-v0")
 """
 
 import copy
@@ -19,8 +16,7 @@ from verifiers.v1.tasksets.textarena.taskset import SYSTEM_PROMPT, TextArenaData
 class GameConfig(vf.TasksetConfig):
     """Which game."""
 
-    game: str
-    """In TextArena, such as `Mastermind-v0`."""
+    game: str  # in TextArena, such as `Mastermind-v0`
 
 
 class GameTaskset(vf.Taskset[TextArenaTask, GameConfig]):

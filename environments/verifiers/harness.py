@@ -1,7 +1,5 @@
-"""The program that plays a seat of the library's environments: a conversation with tools, in this process.
-
-The library starts a script as a process for each turn of a user. This does the same here: it asks the model
-at the library's endpoint and answers calls with the task's tool servers, until a turn has no calls.
+"""Plays a seat of the library's environments in this process, until a turn has no calls.
+The library would start a script for each turn of a user.
 """
 
 import json
@@ -20,8 +18,7 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
-UNNAMED = "unnamed"
-"""The name of a call without one, since the library requires a name."""
+UNNAMED = "unnamed"  # the name of a call without one, since the library requires a name
 
 
 class InProcessConfig(HarnessConfig):
@@ -68,15 +65,12 @@ _UNBOUNDED = aiohttp.ClientTimeout(total=None)
 
 
 class _Tools:
-    """The schemas and servers of a task's tools."""
-
     def __init__(
         self, schemas: list[dict[str, Any]], dispatch: dict[str, tuple[str, str]], servers: Any
     ) -> None:
         self.schemas, self._dispatch, self._servers = schemas, dispatch, servers
 
     async def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a call, or its fault."""
         name, text = call["function"]["name"], call["function"]["arguments"] or "{}"
         try:
             arguments = json.loads(text)

@@ -1,9 +1,6 @@
-"""Whether the package `verifiers` is installed, and which tasksets are.
+"""Whether the package `verifiers` is installed, and which tasksets are: `print(installed_tasksets())`.
 
-    python -c "from environments.verifiers.installed import installed_tasksets as t; print(t())"
-
-A taskset is a module that exports a class derived from `Taskset`. Packages do not announce them: by the
-library's convention, a package that depends on `verifiers` has one in the module with its name.
+By its convention, a package that depends on it exports a class of `Taskset` in the module with its name.
 """
 
 import functools
@@ -17,8 +14,7 @@ from typing import Any
 
 from environments.fault import EnvironmentUnusable, one_line
 
-NEEDED = "0.4"
-"""The release the extra pins. Earlier ones have another interface."""
+NEEDED = "0.4"  # the release the extra pins. Earlier ones have another interface
 INSTALL = 'install the extra: uv pip install -c constraints.txt -e ".[environments]"'
 _REQUIRES_IT = re.compile(r"^verifiers(?![\w.-])")
 _BUILT_IN = "verifiers.v1.tasksets"

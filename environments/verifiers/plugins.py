@@ -1,8 +1,4 @@
-"""Our additions to the library, under names it can import.
-
-The library imports tasksets and programs by a name without dots. Ours live in a package, so `sys.modules`
-gets them under such a name too.
-"""
+"""Our additions to the library in `sys.modules`, since it imports tasksets by a name without dots."""
 
 import sys
 from importlib import import_module

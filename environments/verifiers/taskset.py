@@ -1,11 +1,8 @@
 """A taskset of the library as an environment: its tasks are rows, its config fields are options.
 
-A row carries the whole task, so rollout workers do not load the data set again. With the option `evaluation`,
-such as `{split: test}`, evaluation has all tasks of the taskset with those values. Otherwise every tenth task
-is held out, and every second one of an endless taskset.
-
-The library's default program runs a model's commands in a hosted sandbox. Here an agent only talks and calls
-its task's tools, in this process, and a taskset that needs more is refused.
+Evaluation has the tasks with the option `evaluation`, such as `{split: test}`, else every tenth task, or
+every second one of an endless taskset. The library's default program would run commands in a sandbox. Here
+an agent only talks and calls its task's tools, and a taskset that needs more is refused.
 """
 
 import itertools
@@ -24,10 +21,8 @@ from environments.taskset import Taskset
 from environments.verifiers.installed import taskset_module
 from environments.verifiers.plugins import GAMES, HARNESS
 
-WITHOUT_END = 256
-"""Rows of an endless taskset when all are requested."""
-_TALKS = ("bash", "null")
-"""Programs that ours replaces: the default one, and the plain conversation."""
+WITHOUT_END = 256  # rows of an endless taskset when all are requested
+_TALKS = ("bash", "null")  # programs that ours replaces: the default one, and the plain conversation
 
 
 class VerifiersTaskset(Taskset):
@@ -114,7 +109,6 @@ class VerifiersTaskset(Taskset):
             ) from error
 
     def _require_conversations(self, seats: Mapping[str, Any]) -> None:
-        """Raise EnvironmentUnusable if a seat's program does more than talk and call tools."""
         for seat, agent in seats.items():
             program = agent.harness.id if agent.harness is not None else vf.default_harness_id(self._id)
             if program not in _TALKS:

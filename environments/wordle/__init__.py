@@ -1,9 +1,6 @@
-"""Wordle: a secret word of five letters, six guesses, and the colours of the letters after each.
+"""Wordle: a secret word of five letters, and six guesses. Unlike TextArena's, this one runs offline.
 
-    drzero train env=wordle model=demo-policy steps=20
-
-TextArena's Wordle (`verifiers:textarena`) has the same reward, but needs the extra `environments` and
-downloads word lists when it starts. This one runs offline, and its rules make the games of the warm start.
+drzero train env=wordle model=demo-policy steps=20
 """
 
 from environments.wordle.game import Wordle

@@ -1,9 +1,6 @@
-"""Solved games for the warm start of a small model.
+"""Solved games for the warm start. The player spells its guess, since a small model knows no letters.
 
-    for messages in demonstrations(seed=0, n=1200): …
-
-The player guesses any common word that agrees with all colours so far. It first spells the word, since a
-small model does not know its letters. Held-out words are guessed too, but are never the secret.
+for messages in demonstrations(seed=0, n=1200): …       # a held-out word is never the secret
 """
 
 import random

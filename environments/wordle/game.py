@@ -1,11 +1,8 @@
-"""A game of Wordle as an episode, its reward and its rows.
+"""A game of Wordle as an episode, with the reward of TextArena's Wordle in the library verifiers.
 
-The reward has the parts of TextArena's Wordle in the library verifiers:
-
-- `exact`: 1 for finding the secret;
-- `partial`: otherwise 0.2 for each green and 0.1 for each yellow letter of the last guess;
-- `turns`: 1 / turns taken, for finding the secret;
-- `format`: 0.2 times the share of turns with exactly one `<guess>[word]</guess>` of five letters.
+- `exact`: 1 for finding the secret, and `turns`: 1 / turns taken
+- `partial`: otherwise 0.2 for each green and 0.1 for each yellow letter of the last guess
+- `format`: 0.2 times the share of turns with exactly one `<guess>[word]</guess>` of five letters
 """
 
 import random
@@ -37,8 +34,7 @@ class Game(Episode):
 
     def __init__(self, secret: str, turns: int) -> None:
         self.secret, self.turns = secret, turns
-        self.history: list[tuple[str, str]] = []
-        """The valid guesses with their colours."""
+        self.history: list[tuple[str, str]] = []  # valid guesses and colours
         self._taken = self._in_format = 0
 
     def messages(self) -> Sequence[Message]:

@@ -1,10 +1,6 @@
 """The colours of a guess, the words that agree with them, and the word lists (words/README.md).
 
-    colours("geese", "eerie")     # "XGYXG"
-    agrees("eerie", "geese", "XGYXG")
-
-A letter that a guess has more often than the secret is coloured only as often as the secret has it: first in
-the right places, then from left to right.
+colours("geese", "eerie")     # "XGYXG": a letter is coloured as often as the secret has it, greens first
 """
 
 import hashlib
@@ -15,8 +11,7 @@ from importlib.resources import files
 
 LENGTH = 5
 GREEN, YELLOW, GREY = "G", "Y", "X"
-EVAL_SHARE = 0.2
-"""The share of answers held out."""
+EVAL_SHARE = 0.2  # the share of answers held out
 
 
 def colours(guess: str, secret: str) -> str:

@@ -109,7 +109,7 @@ class Service(Child):
 
 
 class ServiceGroup:
-    """Owns its services' processes. SIGTERM raises SystemExit. Call `check` in the entering thread."""
+    """Owns its services' processes. SIGTERM and SIGHUP exit. Call `check` in the entering thread."""
 
     def __init__(
         self, specs: Iterable[AnySpec], grace_s: float = 10.0, events: EventLog | None = None
@@ -126,7 +126,7 @@ class ServiceGroup:
         self._restarts: Counter[str] = Counter()  # by name, in the current series of failures
         self._again_at: dict[str, float] = {}  # when to restart each service that is down, by name
         self.on_hung: Callable[[Service], str | None] = lambda service: None
-        """called before a kill, may return a reason"""
+        """Called before a hung service is killed. May return a reason to report."""
         self._oom = OomWatch()
         self._handlers: dict[signal.Signals, Any] = {}
 
