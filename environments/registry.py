@@ -1,4 +1,4 @@
-"""Finds environments by name, in order: own folder, built-in, entry points `drzero.environments`, `verifiers`.
+"""Finds environments by name, in order: folder, built-in, entry points `drzero.environments`, `verifiers`.
 
     find("wordle").load()                      # also vf-wordle, vf_wordle
     find("sums", folder="environments")        # environments/sums/ or sums.py, next to the checkout
