@@ -39,7 +39,7 @@ _LEAST_S, _WEIGHTS_PER_S = 60.0, 20e6
 
 
 def export_policy(config: DictConfig, run: Path) -> Path:
-    """The last checkpoint's folder, merged unless present. Raises OutOfTime, CheckError, ChildFailed."""
+    """Merge the last checkpoint unless done. Raises OutOfTime, CheckError, AlreadyWriting, ChildFailed."""
     target = Path(config.run.export_dir)
     recover(target)
     checkpoint = FsdpCheckpoint(run)

@@ -31,7 +31,9 @@ def choose_start(config: DictConfig) -> None:
 
 
 def find_start(config: DictConfig) -> Path | None:
-    """The run's own last checkpoint, else the last of `continue_from`. Raises CheckError for a bad one."""
+    """With `resume_mode=auto`, the run's own last checkpoint, else that of `continue_from`. Raises
+    CheckError.
+    """
     if config.trainer.resume_mode != "auto":
         return None
     folder = Path(config.run.dir)

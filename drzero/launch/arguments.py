@@ -82,7 +82,9 @@ def parse(words: Sequence[str]) -> Words:
 
 
 def parse_modal_run(argv: Sequence[str], file: str) -> tuple[str, Words | None]:
-    """Function and words of `modal run`, empty for others. Modal itself parses after building everything."""
+    """Function and words of `modal run`, empty for others. Modal would parse them after building
+    everything.
+    """
     function, words = _called(argv, file)
     if function == "main":
         return function, parse(words)

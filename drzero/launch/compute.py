@@ -120,7 +120,7 @@ def load_compute(name: str) -> Compute:
 
 
 def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
-    """The machine with other GPUs (`none` or 0: none), by its own file, `single_h100` or `8xh100`."""
+    """The machine with other GPUs (`none` or 0: none). Cores and memory follow, other changes stay."""
     if type_ is None and count is None:
         return compute
     if count == 0 or (type_ or "").lower() == "none":

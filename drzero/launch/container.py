@@ -2,8 +2,7 @@
 
 The stage is a child, `drzero STAGE …`. Volumes are committed when it announces a complete file
 (`verl_ext.artefacts`), every minute, and at the end. Before time or money is used up (`DRZERO_STOP_AT`), it
-saves a checkpoint and exits with 75. A call that Modal restarts resumes, or returns its outcome if it had
-ended.
+saves a checkpoint and exits with 75. A call that Modal restarts resumes.
 """
 
 import json

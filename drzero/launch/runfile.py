@@ -1,8 +1,7 @@
 """A run file (`--config-path`): one YAML with machine, model, environment, steps and image additions.
 
 `compute` is a name of config/compute/, or a mapping with `base` and the differences. Overrides by environment
-win over plain ones, and overrides by model over both. A file of Modal's `verifiers` guide is translated
-first.
+win over plain ones, and overrides by model over both. A file of Modal's `verifiers` guide is translated.
 """
 
 from collections.abc import Iterable, Sequence

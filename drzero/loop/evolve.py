@@ -56,8 +56,8 @@ def run_evolve(arguments: Sequence[str]) -> None:
 def run_loop(arguments: Sequence[str]) -> None:
     """Run or resume one loop. `--from STAGE_iterN` redoes that stage and all that depend on it.
 
-    Before anything starts: OverrideError, CheckError, DataError, AlreadyRunning, or LoopChanged if finished
-    stages no longer fit. Later: ChildError if a stage fails, OutOfTime at the stop time.
+    Raises before anything starts: OverrideError, CheckError, DataError, AlreadyRunning, or LoopChanged. Later
+    it raises ChildError if a stage fails, and OutOfTime at the stop time.
     """
     redo_from, overrides = split_from(arguments)
     loop = compose_loop(overrides)

@@ -1,7 +1,6 @@
 """The plan of a loop: which stages run, in which order, with which overrides.
 
-Iteration 0 evaluates the base model. A stage's config derives its paths from `iteration`, so the plan has
-none.
+Iteration 0 evaluates the base model. The plan has no paths: a stage's config derives them from `iteration`.
 """
 
 import re

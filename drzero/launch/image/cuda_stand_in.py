@@ -15,7 +15,7 @@ _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
 def load_stand_in() -> int:
-    """Returns its number of functions, 0 with a driver. Raises RunFailed if it cannot be compiled."""
+    """Returns its number of functions, 0 with a driver. Raises RunFailed or PackageNotFoundError."""
     try:
         ctypes.CDLL(_LIBRARY)
         return 0

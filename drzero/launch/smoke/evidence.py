@@ -1,7 +1,6 @@
 """The proofs of a finished run, from its processes, log and metrics: one verdict a mechanism.
 
-With VERL_LOGGING_LEVEL=DEBUG, veRL 0.9.1 logs memory at each weight sync (workers/engine_workers.py:770,
-824).
+veRL 0.9.1 logs memory at each weight sync (workers/engine_workers.py:770, 824), at level DEBUG.
 """
 
 import re

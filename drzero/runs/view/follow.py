@@ -34,7 +34,7 @@ _EVERY_S = 1.0
 
 @contextmanager
 def following(config: DictConfig, *, relayed: bool = False) -> Iterator[None]:
-    """Show a run until the block ends. `relayed`: its lines are printed already, only a terminal needs it."""
+    """Show a run until the block ends. If `relayed`, its lines are printed already, so print none."""
     is_live = has_live_terminal() and not is_verbose()
     if relayed and not is_live:
         yield

@@ -21,7 +21,7 @@ _CONSOLE = Console()  # rich needs one to wrap text
 
 
 def screen(state: RunState, notices: Sequence[Notice], now: float, width: int, height: int | None) -> Text:
-    """Lines of at most `width` cells, at most `height` in number. Notices take the room that is left."""
+    """Lines of at most `width` cells, at most `height` of them. Without a height, all notices are shown."""
     lines = [_headline(state, now), _times(state, now)]
     if state.facts.steps:
         done = sum(1 for step in state.metrics.values() if is_training(step))
