@@ -82,9 +82,7 @@ def parse(words: Sequence[str]) -> Words:
 
 
 def parse_modal_run(argv: Sequence[str], file: str) -> tuple[str, Words | None]:
-    """Function and words of `modal run`, empty for others. Modal would parse them after building
-    everything.
-    """
+    """Function and words of `modal run`, empty for others. Modal itself would parse them after a build."""
     function, words = _called(argv, file)
     if function == "main":
         return function, parse(words)
