@@ -1,5 +1,4 @@
-"""Everything that veRL loads from this project, through veRL's public extension points.
+"""Everything that veRL loads from this project.
 
-A module that uses veRL's interfaces names the veRL version. veRL's workers import all of this, so nothing
-here imports Chroma, Modal, `drzero` above `drzero.ops`, or the command line.
+veRL's workers import it, so it imports neither Chroma, Modal, `drzero` above `drzero.ops` nor the CLI.
 """

@@ -2,8 +2,7 @@
 
     announce(folder / "manifest.json")      # after the rename, never before
 
-Where the disk does not outlive the run, `DRZERO_ARTEFACT_LOG` names a log. Each announcement adds a line:
-`{"path": "/checkpoints/solver_iter1/global_step_10", "time": unix seconds}`.
+Each call adds a line to `$DRZERO_ARTEFACT_LOG`, if set: `{"path": "/checkpoints/…", "time": unix seconds}`.
 """
 
 import json

@@ -1,11 +1,7 @@
 """A run's checkpoints: which are whole, which one a rerun resumes from, and which may be removed.
 
-    settle_checkpoints(run)           # before veRL resumes: set aside or remove incomplete ones
-    saved_step(run)                   # 40
-
-veRL 0.9.1 writes `global_step_N/actor`, then `data.pt` (the position in the data), in asynchronous modes
-`transfer_queue`, and last the number N into `latest_checkpointed_iteration.txt`. A kill or a copy loses that
-number first, so files decide. Only incomplete checkpoints written by this project are deleted.
+veRL 0.9.1 writes `global_step_N/actor`, then `data.pt`, in asynchronous modes `transfer_queue`, and last the
+number N. A kill or a copy loses N first, so files decide. Only this project's incomplete ones are deleted.
 """
 
 import json
@@ -23,7 +19,7 @@ from drzero.ops.files import atomic_write
 TRACKER = "latest_checkpointed_iteration.txt"
 _SAVING = ".saving"  # file in a run's folder with the step that is being saved
 _SAVED = {"actor", "data.pt", *(f"transfer_queue{part}" for part in ("", ".tmp", ".old"))}
-"""What veRL writes into a step's folder without a critic."""
+"""veRL writes these without a critic."""
 _REMOVING = ".removing"
 
 
@@ -72,10 +68,7 @@ def saving(run: Path, step: int) -> Iterator[None]:
 
 
 def settle_checkpoints(run: Path, start: int | None = None) -> list[str]:
-    """Tidy a run's folder so that veRL resumes from its last complete step. Returns one line per change.
-
-    With `start`, later steps are set aside even if they are whole.
-    """
+    """Set aside or remove incomplete steps, and set aside all after `start`. Returns one line per change."""
     if not run.is_dir():
         return []
     done, saving_step, recorded = [], _number(run / _SAVING), _number(run / TRACKER)
@@ -108,7 +101,6 @@ def prune_checkpoints(run: Path, keep: int | None) -> None:
 
 
 def _record(run: Path, step: int) -> list[str]:
-    """Set the recorded number to `step`, or remove it for 0. Returns one line per change."""
     tracker = run / TRACKER
     if _number(tracker) == step and (step or not os.path.lexists(tracker)):
         return []
@@ -138,7 +130,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _number(path: Path) -> int:
-    """The step that a file names. 0 if it is missing or has other content."""
+    """The step that a file names, else 0."""
     try:
         text = path.read_text(encoding="ascii").strip() if path.is_file() else ""
     except (OSError, UnicodeDecodeError):

@@ -1,11 +1,9 @@
 """Plays an episode of any environment with a model, token in, token out.
 
-    limits = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=64)
-    (played,) = await play(taskset, row, model, limits)
+    (played,) = await play(taskset, row, model, EpisodeLimits(prompt_tokens=512, …))
 
-Training plays with veRL's rollout engine, evaluation with a served model. An error in the environment's code
-is a `fault` without a score. Errors of the model's engine or server are raised. `Taskset.player` may name
-another function like `play`, which returns one `Played` per branch to train on, the episode's own last.
+An error in the environment's code is a `fault` without a score. Errors of the model's engine are raised.
+`Taskset.player` may name another such function, with one `Played` per branch, the episode's own last.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -75,8 +73,7 @@ class Played:
     token_drift: int = 0
     tokens_in: int = 0  # prompt tokens sent, summed over the turns
     tokens_out: int = 0
-    extra: dict[str, Any] = field(default_factory=dict)
-    """What the engine reports about its samples, for the trainer."""
+    extra: dict[str, Any] = field(default_factory=dict)  # the engine's report, for the trainer
 
 
 Player: TypeAlias = Callable[[Taskset, Row, Model, EpisodeLimits], Awaitable[Sequence[Played]]]
@@ -164,7 +161,7 @@ class _Play:
         return list(tools)
 
     def _rendered(self, render: Callable[..., list[int]], *arguments: Any) -> list[int]:
-        """Ids by the chat template. Raises EnvironmentFault if it rejects the messages or tools."""
+        """Raises EnvironmentFault if the chat template rejects the messages or tools."""
         try:
             return render(self._model.tokenizer, *arguments)
         except (TemplateError, TypeError, ValueError) as error:
@@ -188,7 +185,7 @@ class _Play:
         return Turn(text, parse_calls(text, tools, limits.call_form), sampled.truncated)
 
     def _append(self, answers: Sequence[Message]) -> bool:
-        """Add the environment's messages to the ids. Returns False, adding nothing, if no turn would fit."""
+        """Returns False, adding nothing, if no turn would fit afterwards."""
         played = self._played
         ids = self._rendered(next_turn_ids, self._sampled[-1][1], answers)
         if len(played.response_ids) + len(ids) >= self._limits.response_tokens:

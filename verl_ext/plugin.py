@@ -1,7 +1,6 @@
 """Registers our extensions with veRL 0.9.1: `VERL_USE_EXTERNAL_MODULES=verl_ext.plugin`.
 
-Every veRL process imports this module while it imports `verl`, so it only registers. The trainers and the
-policy loss must be registered before veRL selects one.
+Every veRL process imports this module while it imports `verl`, so it only registers.
 """
 
 import os

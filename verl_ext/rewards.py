@@ -1,8 +1,4 @@
-"""Reward functions for veRL 0.9.1: `reward.custom_reward_function.{path,name}`.
-
-veRL calls them as soon as a trajectory is complete, so the solver tries a challenger's question while other
-rollouts still run (the *streamed* reward).
-"""
+"""Reward functions for veRL 0.9.1, called when a trajectory is complete, while other rollouts still run."""
 
 import asyncio
 import functools
@@ -45,11 +41,7 @@ async def challenger_score(
 async def solver_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: dict[str, Any], **settings: Any
 ) -> dict[str, Any]:
-    """Score one solver trajectory by exact match, with the `hop` that veRL's validation needs.
-
-    `algorithm.filter_groups` drops questions with equal `filter_score`. NaN keeps invalid answers, to be
-    counted.
-    """
+    """Score one solver trajectory by exact match. A NaN `filter_score` keeps invalid answers."""
     with waiting("reward"):
         trajectory = Trajectory.from_dict(extra_info["trajectory"])
         score = solver_reward(trajectory, list(ground_truth["target"]))
@@ -71,7 +63,6 @@ def _agent(settings: dict[Any, Any]) -> SolverAgent:
 
 @functools.cache
 def _agent_of(settings_json: str, loop: asyncio.AbstractEventLoop) -> SolverAgent:
-    """One agent per worker process and event loop, to bound the concurrency of all questions together."""
     settings = json.loads(settings_json)
     retrieval = settings.pop("retrieval")
     search = SearchClient(retrieval["url"], topk=retrieval["topk"], deadline_s=retrieval["deadline_s"])

@@ -3,8 +3,7 @@
     sglang_arguments()["tool_call_parser"].fault("hermse")      # "is 'hermse', not one of …"
     as_words({"page_size": 16}, sglang_arguments())             # ("--page-size", "16")
 
-SGLang's come from a table. Importing SGLang takes seconds and needs a driver, and a laptop must refuse
-a misspelt argument too. `verl_ext.sglang.read_arguments` writes the table where SGLang is installed.
+A laptop must refuse a misspelt argument too, so `verl_ext.sglang.read_arguments` wrote SGLang's into a table.
 """
 
 import functools
@@ -29,24 +28,20 @@ KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "text": ("text", (str, int, float)),
     "json": ("a mapping, a list, or JSON as text", (str, list, dict)),
 }
-"""Each kind in words, and its types. A flag is given or not; a switch has a `--no-` form too."""
+"""Each kind in words, and its types. A flag is given or not. A switch has a `--no-` form too."""
 
 
 @dataclass(frozen=True)
 class Argument:
     """One argument of the server."""
 
-    kind: str
-    """A key of `KINDS`."""
-    many: bool = False
-    """Whether it takes a list."""
-    choices: tuple[Any, ...] = ()
-    """The allowed values; empty if all of its kind are."""
-    option: str | None = None
-    """Its command line option, if not its name."""
+    kind: str  # a key of `KINDS`
+    many: bool = False  # takes a list
+    choices: tuple[Any, ...] = ()  # the allowed values, empty if all of its kind are
+    option: str | None = None  # on the command line, if not its name
 
     def fault(self, value: Any) -> str | None:
-        """Why a value is not allowed; None if it is. null keeps SGLang's default."""
+        """Why a value is not allowed, or None. null keeps SGLang's default."""
         words, types = KINDS[self.kind]
         if value is None:
             return None

@@ -2,9 +2,7 @@
 
     DRZERO_STOP_AT=1767225600 drzero challenger …       # Unix seconds
 
-A stage ends at a whole checkpoint before that time with exit code 75, and a rerun resumes it
-(docs/stopping.md). `require_time` checks the time before a stage, an index or an export starts. In training,
-`Pace` decides after each step whether another one fits.
+A stage ends at a whole checkpoint with exit code 75, and a rerun resumes it (docs/stopping.md).
 """
 
 import math
@@ -57,7 +55,6 @@ class Pace:
     """The longest step, save and validation of this start, in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin the first step. `clock` returns seconds."""
         self._clock = clock
         self._longest: dict[str, float] = {}
         self.begin_step()

@@ -3,9 +3,8 @@
     Heartbeat(run / "heartbeats.jsonl").beat(3, "rollout")      # in the trainer: its phase
     with waiting("search", limit_s=60): …                       # in any worker: what it waits for
 
-A stack dump shows no suspended coroutines, so each worker rewrites `$DRZERO_PROGRESS_DIR/HOST-PID.json` every
-second (`Progress.snapshot`). Its `time` stops if the process is stopped or something holds the GIL. The tick
-in `loops` stops if that loop is blocked. To watch: `cat RUN_DIR/progress/*.json`.
+No stack dump shows suspended coroutines, so each worker rewrites `$DRZERO_PROGRESS_DIR/HOST-PID.json` every
+second. Its `time` stops if something holds the GIL, a tick in `loops` if that loop is blocked.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ import psutil
 DIRECTORY_VARIABLE = "DRZERO_PROGRESS_DIR"
 _EVERY_S = 1.0
 _KEPT_CAUSES = 50  # distinct exceptions kept for each kind of call
-_AT_ONCE_S = 0.1
-"""Delay before writing after the last open call ends, because the worker may be killed right after it."""
+_AT_ONCE_S = 0.1  # delay after the last open call, because the worker may be killed right after it
 
 Phase = Literal[
     "start-up",
@@ -78,7 +76,7 @@ class Progress:
     """The counters of one process."""
 
     def __init__(self, path: Path | None) -> None:
-        """Write to `path` from the first use on. With None, only count."""
+        """With None, only count."""
         self._file = None if path is None else StatusFile(path)
         self._done: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -136,7 +134,6 @@ class Progress:
         }
 
     def _begin(self) -> None:
-        """Start the writing thread and the tick of the running event loop, if needed."""
         if self._file is None:
             return
         with suppress(RuntimeError):  # no loop runs in this thread

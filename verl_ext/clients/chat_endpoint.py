@@ -1,12 +1,9 @@
 """A chat-completions endpoint with tool calls, for models that nobody trains.
 
-    endpoint = ChatEndpoint("https://api.example.com/v1", "a-model", key_variable="OPENAI_API_KEY")
-    dialogue = endpoint.dialogue(messages, max_tokens_per_turn=1024, max_context_tokens=8192)
-    reply = await dialogue.reply(seed)
-    dialogue.answer(["[1] Orrin: a town …"])
-
-If the first request is refused, SolverServerError is raised. Later, a refusal ends only its own conversation,
-unless the key, the account or the model is the cause.
+endpoint = ChatEndpoint("https://api.example.com/v1", "a-model", key_variable="OPENAI_API_KEY")
+dialogue = endpoint.dialogue(messages, max_tokens_per_turn=1024, max_context_tokens=8192)
+reply = await dialogue.reply(seed)
+dialogue.answer(["[1] Orrin: a town …"])
 """
 
 import json
@@ -88,10 +85,7 @@ class ChatEndpoint:
         return ChatDialogue(self, [dict(message) for message in messages], **sampling)
 
     async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a request.
-
-        Raises ServerUnavailable after the last retry, ConversationRefused and SolverServerError at once.
-        """
+        """Raises ServerUnavailable after the last retry, ConversationRefused or SolverServerError at once."""
         async for attempt in retrying(self.retries, _pause):
             with attempt, waiting("completion"):
                 answer = await self._ask_once(request)
@@ -174,7 +168,6 @@ class ChatEndpoint:
         return True
 
     def _words(self, response: httpx.Response) -> str:
-        """The server's own words on one line, without the key."""
         said = " ".join(str(_error(response).get("message") or response.text).split())
         return without_token(said, self.key_variable)[:_SHOWN]
 
@@ -228,10 +221,7 @@ class ChatDialogue:
             self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": response})
 
     def _hear(self, message: Mapping[str, Any]) -> tuple[str, tuple[SearchCall, ...]]:
-        """Add the message to the conversation.
-
-        Returns its text, as a served policy writes it, and its calls.
-        """
+        """Add the message. Returns its text as a served policy writes it, and its calls."""
         content = _text(message.get("content"))
         thought = str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
         text = f"<think>{thought}</think>\n{content}" if thought and "<think>" not in content else content
@@ -251,7 +241,7 @@ class ChatDialogue:
 
 
 def _call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """A call that can be sent back: with an id, and arguments as text."""
+    """Add an id, and write the arguments as text."""
     function = call.get("function") or {}
     arguments = function.get("arguments") or ""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -260,7 +250,7 @@ def _call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _text(content: Any) -> str:
-    """A message's text. Some servers give it in parts."""
+    """Some servers give a message's text in parts."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -277,7 +267,6 @@ def _error(response: httpx.Response) -> Mapping[str, Any]:
 
 
 def _seconds(header: str | None) -> float | None:
-    """The seconds of a Retry-After header. Dates are ignored."""
     with suppress(ValueError):
         return max(float(header), 0.0) if header else None
     return None

@@ -1,8 +1,4 @@
-"""Lets the solver try a challenger's question and scores it, for the training reward and the preview.
-
-scored = await score_question(trajectory, document, hop, solver, attempts=5, hop_check=True)
-scored["score"], scored["k"], scored["reason_invalid"]
-"""
+"""Lets the solver try a challenger's question and scores it, for the training reward and the preview."""
 
 import json
 import time
@@ -17,8 +13,7 @@ from verl_ext.method.format_score import hop_fault
 from verl_ext.method.open_book import open_book_fault
 from verl_ext.method.trajectory import Trajectory
 
-Read = Callable[[str, str, Trajectory], Awaitable[SolverAttempt]]
-"""From question, document and trajectory to the solver's open-book answer."""
+Read = Callable[[str, str, Trajectory], Awaitable[SolverAttempt]]  # of question, document, trajectory
 
 
 async def score_question(
@@ -32,11 +27,7 @@ async def score_question(
     read: Read | None = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
-    """Score one challenger trajectory as `ChallengerScore`, with counters and the attempts as JSON.
-
-    With `hop_check` the question's hops must hold before it is attempted, with `read` the open book must
-    agree.
-    """
+    """Score one challenger trajectory as `ChallengerScore`, with counters and the attempts as JSON."""
     question, answer = extract_pair(trajectory)
     refused: str | None = None
     reading: SolverAttempt | None = None

@@ -3,8 +3,7 @@
     agent = SearchAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
     conversation = await agent.converse(messages)
 
-veRL's rollouts (`verl_ext.rollout.search_agent_loop`) build the same ids and the same `Trajectory`. An
-unfinished conversation must not be scored. Use one agent per event loop, and call `aclose` at the end.
+Use one agent per event loop. An unfinished conversation must not be scored.
 """
 
 import asyncio
@@ -90,7 +89,7 @@ class SearchAgent(ServedModel):
     async def _play(
         self, messages: Sequence[Message], seed: int | None, turns: list[Turn], replies: list[Reply]
     ) -> str | None:
-        """Sample turns until the model is done. Returns why a search failed, or None."""
+        """Returns why a search failed, or None."""
         dialogue = self._begin(messages)
         for turn_number in range(1, self.max_turns + 1):
             reply = await dialogue.reply(seed)
@@ -142,7 +141,6 @@ class _TokenDialogue:
         self._said: list[int] = []
 
     async def reply(self, seed: int | None) -> Reply | None:
-        """The next turn, or None without room for one."""
         agent, tokens_in = self._agent, len(self._context)
         room = min(agent.max_tokens_per_turn, agent.max_context_tokens - tokens_in)
         if room <= 0:
@@ -153,5 +151,4 @@ class _TokenDialogue:
         return Reply(said.text, calls, said.truncated, tokens_in, len(said.ids))
 
     def answer(self, responses: Sequence[str]) -> None:
-        """Append the last turn and the tool's responses."""
         self._context += self._said + tool_turn_ids(self._agent.tokenizer, self._said, responses)

@@ -1,9 +1,7 @@
 """A model behind an OpenAI-compatible *completions* server: token ids in, token ids out.
 
-    model = ServedModel("http://127.0.0.1:8001/v1/completions", "solver", tokenizer)
-    completion = await model.complete(prompt_ids, max_tokens=96)
-
-Use one per event loop, and call `aclose` at the end.
+model = ServedModel("http://127.0.0.1:8001/v1/completions", "solver", tokenizer)  # one per event loop
+completion = await model.complete(prompt_ids, max_tokens=96)
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The solver as an agent: it answers a question over several turns, with searches in between.
-
-A finished attempt without an answer is wrong. An unfinished one, interrupted by a failing service, is not.
-"""
+"""The solver as an agent. An attempt without an answer is wrong, one that a failing service ends is not."""
 
 import asyncio
 from collections.abc import Sequence

@@ -4,8 +4,7 @@
     body = await job.whole()
     async for event in job.events(): …                       # lines of server-sent events
 
-Streams hold text back while it may become a stop string or a tool call. Malformed calls stay text, as in
-vLLM.
+Text that may become a stop string or a tool call is held back. Malformed calls stay text, as in vLLM.
 """
 
 import asyncio
@@ -152,7 +151,7 @@ class Job:
         return {"content": content, "refusal": None}
 
     def _completion_log_probs(self, generation: Generation, request: CompletionRequest) -> dict[str, Any]:
-        """Tokens are named `token_id:N` with vLLM's `return_tokens_as_token_ids`."""
+        """vLLM's `return_tokens_as_token_ids` names tokens `token_id:N`."""
 
         def name(token_id: int) -> str:
             as_id = request.return_tokens_as_token_ids
@@ -165,7 +164,7 @@ class Job:
         return written | {"top_logprobs": tops}
 
     def _text(self, generation: Generation) -> str:
-        """The text without the stop string or id that ended it, or with it for `no_stop_trim`."""
+        """The text without what ended it, or with it for `no_stop_trim`."""
         ids, skip = generation.token_ids, self.request.skip_special_tokens
         text = decode(self.tokenizer, ids, skip)
         if generation.finish_reason != "stop" or self.request.no_stop_trim:

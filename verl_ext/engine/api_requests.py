@@ -1,7 +1,6 @@
-"""Request bodies of the server, with the fields that OpenAI's, vLLM's and SGLang's clients send.
+"""Request bodies with the fields that OpenAI's, vLLM's and SGLang's clients send.
 
-A field that would change the answer and that the engine cannot honour is refused by name, unless its value
-asks for nothing (`presence_penalty: 0`). null counts as absent.
+A field that the engine cannot honour is refused by name, unless it asks for nothing (0 or null).
 """
 
 from typing import Annotated, Any, Literal

@@ -38,8 +38,7 @@ from verl_ext.engine.engine import EngineFailure, ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
 
-BODY_BYTES, BODY_BYTES_PER_ID = 64 << 10, 64
-"""Longest body: this, plus as much per id of `max_seq_len` as its JSON may take."""
+BODY_BYTES, BODY_BYTES_PER_ID = 64 << 10, 64  # longest body, plus JSON per id of `max_seq_len`
 
 _NEEDS_TOKEN = f"a bearer token is needed: the one in the server's {MODEL_KEY}"
 _GONE = 499  # nginx's status for a client that closed its request
@@ -178,7 +177,7 @@ class EngineCollector(Collector):
 
 
 async def _body(request: Request, most: int) -> bytes:
-    """The request's body. Refused with a 413 once more than `most` bytes have arrived."""
+    """Refused with a 413 once more than `most` bytes have arrived."""
     content = bytearray()
     async for part in request.stream():
         content += part

@@ -3,10 +3,7 @@
     engine = ReferenceEngine(model, eos_token_ids=eos_token_ids(model, tokenizer))
     result = await engine.generate(prompt_ids, SamplingParams(max_tokens=96))
 
-One worker thread owns the model. Between decode steps it accepts and drops requests and runs commands. Then
-one forward advances every sequence by one id. A new sequence copies the longest known prefix of its prompt
-into its cache slot. An error of one sequence, or of one step, ends only its requests. An error of the loop
-ends the engine.
+One worker thread owns the model. A step's error ends its requests, the loop's error the engine.
 """
 
 import asyncio
@@ -58,12 +55,12 @@ class Sequence:
 
     @property
     def cached(self) -> int:
-        """Number of cached positions after the prefill: all ids but the newest."""
+        """All ids but the newest, after the prefill."""
         return len(self.prompt) + len(self.token_ids) - 1
 
     @property
     def newest(self) -> int:
-        """The id that the next forward reads."""
+        """The next forward reads it."""
         return self.token_ids[-1] if self.token_ids else int(self.prompt[-1])
 
     def append(self, token_id: int, log_prob: float, top: TopLogProbs) -> FinishReason | None:
@@ -119,9 +116,8 @@ class _Command:
 class ReferenceEngine:
     """Continuous batching over `model`, whose attention implementation it replaces.
 
-    At most `max_batch_size` sequences decode together. `max_seq_len` bounds prompt plus response, in ids.
-    With `prefix_cache_bytes` 0 only prefixes in flight are shared. `seed` fixes the draws of requests without
-    a seed, in order of arrival.
+    `max_seq_len` bounds prompt plus response, in ids. With `prefix_cache_bytes` 0 only prefixes in flight are
+    shared. `seed` fixes the draws of requests without a seed, in order of arrival.
     """
 
     def __init__(
@@ -161,11 +157,9 @@ class ReferenceEngine:
         params: SamplingParams,
         stop_when: Callable[[list[int]], bool] | None = None,
     ) -> Generation:
-        """Continue `prompt_ids` to an eos or stop id, `max_tokens` or `max_seq_len`.
+        """Continue until an eos or stop id, a limit, or `stop_when`, which runs in the worker's thread.
 
-        `stop_when` gets the ids sampled so far, in the worker's thread, and ends the request by returning
-        True. Cancelling frees the slot. Raises ValueError for an impossible prompt and EngineFailure if the
-        engine cannot serve.
+        Cancelling frees the slot. Raises ValueError for an impossible prompt, or EngineFailure.
         """
         prompt = self.checked(list(prompt_ids))
         seed = self._seeds.getrandbits(64) if params.seed is None else params.seed
@@ -198,11 +192,7 @@ class ReferenceEngine:
         return await self._command(forward)
 
     async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Load a complete set of weights and drop all prefixes. Returns the new version.
-
-        Raises RuntimeError while requests are in flight. After another error, generation waits for a good
-        update.
-        """
+        """Returns the new version. Raises RuntimeError during requests. Other errors stop generation."""
 
         def load() -> int:
             if in_flight := len(self._running) + len(self._waiting):
@@ -279,7 +269,7 @@ class ReferenceEngine:
             self.on_crash()
 
     def _take_in(self) -> bool:
-        """Accept requests and commands, waiting for one when idle. False if the engine is to close."""
+        """False if the engine is to close."""
         for slot in reversed(range(len(self._running))):
             if self._running[slot].future.cancelled():
                 self._leave(slot)
@@ -309,7 +299,7 @@ class ReferenceEngine:
                 item.future.set_exception(_failure("the engine has stopped", error))
 
     def _admit(self) -> None:
-        """Move waiting sequences into free slots and cache all but the last id of their prompts."""
+        """Cache all but the last id of the prompts of waiting sequences."""
         while self._waiting and len(self._running) < self.max_batch_size:
             sequence = self._waiting[0]  # stays queued until the end, so that a failure here reaches it
             if sequence.future.cancelled():
@@ -330,7 +320,7 @@ class ReferenceEngine:
             self._stats.prefix_tokens_reused += reused
 
     def _reuse_prefix(self, sequence: Sequence, slot: int) -> int:
-        """Copy the longest known prefix of the prompt into the slot. Returns its length."""
+        """Copy the longest known prefix of the prompt. Returns its length."""
         wanted = sequence.prompt[: sequence.cached]
         states = self._prefixes.longest_match(wanted)
         best = 0 if states is None else states.shape[3]
@@ -426,6 +416,6 @@ def _failure(what: str, error: BaseException) -> EngineFailure:
 
 
 def _additive_mask(positions: torch.Tensor, length: int, dtype: torch.dtype) -> torch.Tensor:
-    """Mask (queries, length): 0 up to each query's own position, then minus infinity."""
+    """Mask (queries, length): 0 up to each query's position, then minus infinity."""
     hidden = torch.arange(length, device=positions.device) > positions[:, None]
     return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, float("-inf"))

@@ -1,8 +1,7 @@
 """Keys and values of the sequences being decoded (`SlotCache`) and of finished ones (`PrefixCache`).
 
-One tensor holds all layers, (layers, 2, slots, kv heads, positions, head size), so a prefix moves in one
-copy. Running sequences fill slots 0..n-1, and attention reads the view `[:n, :, :longest]`.
-`grouped_attention` avoids the copies of keys and values that transformers' sdpa path makes per query group.
+One tensor (layers, 2, slots, kv heads, positions, head size) holds all, so a prefix moves in one copy.
+Running sequences fill slots 0..n-1.
 """
 
 from collections import OrderedDict
@@ -27,10 +26,9 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Scaled dot-product attention that reads grouped keys and values in place for one query per row.
+    """Read grouped keys and values in place, which transformers' sdpa path copies for each query group.
 
-    Query (batch, heads, queries, size), key and value (batch, kv heads, positions, size), result (batch,
-    queries, heads, size).
+    Query (b, heads, n, size), key and value (b, kv heads, positions, size), result (b, n, heads, size).
     """
     batch, heads, queries, size = query.shape
     if queries > 1:

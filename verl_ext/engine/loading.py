@@ -48,9 +48,9 @@ def eos_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def load_weights(model: torch.nn.Module, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Copy a complete set of (name, tensor) into `model`. A tied weight counts as covered by the other name.
+    """Copy a complete set of tensors into `model`. One name of tied weights is enough.
 
-    Raises ValueError for an unknown name, a wrong shape or missing names. The model is then partly updated.
+    Raises ValueError for an unknown name, a wrong shape or missing names. `model` may be partly updated then.
     """
     # state_dict shares memory with the parameters: copying into its tensors changes the model.
     targets = model.state_dict()

@@ -1,8 +1,6 @@
 """Sampling: from a batch of logits to one token id per row, with its log-probability.
 
-The log-probability is the one that veRL's actor recomputes: `log_softmax(logits / temperature)` over the full
-vocabulary, and `log_softmax(logits)` for greedy sampling. One uniform number per row decides, so a request's
-seed fixes its draws in any batch.
+It is veRL's: `log_softmax(logits / temperature)` over the full vocabulary, `log_softmax(logits)` for greedy.
 """
 
 from collections.abc import Sequence
@@ -13,16 +11,14 @@ import torch
 LEAST = 1e-6  # smallest temperature and top-p: float32 cannot hold much smaller ones
 MOST_TOP = 20  # limit for `top_log_probs`, as in OpenAI's API
 
-TopLogProbs = list[tuple[int, float]]
-"""The most probable ids of a position with their log-probabilities, best first."""
+TopLogProbs = list[tuple[int, float]]  # the most probable ids with their log-probabilities, best first
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How to continue one prompt. Raises ValueError for a value out of range.
 
-    `temperature` 0 is greedy. `top_p` 1 and `top_k` 0 or -1 filter nothing. Top-k applies first, then top-p
-    to the renormalized rest. Without a `seed` the engine draws one.
+    `temperature` 0 is greedy. `top_p` 1 and `top_k` 0 or -1 filter nothing. Top-k applies before top-p.
     """
 
     max_tokens: int = 16
@@ -56,7 +52,7 @@ class SamplingParams:
 def sample(
     logits: torch.Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw one id per row of `logits` (batch, vocabulary). `uniforms[i]` in [0, 1) decides row i.
+    """Draw one id per row of `logits` (batch, vocabulary) by `uniforms` in [0, 1), whatever the batch.
 
     Returns (ids, log_probs), both (batch,). A row of NaN gives an arbitrary id with log-probability NaN.
     """
@@ -98,7 +94,6 @@ def top_log_probs(logits: torch.Tensor, params: Sequence[SamplingParams]) -> lis
 def _sample_filtered(
     logits: torch.Tensor, probs: torch.Tensor, params: Sequence[SamplingParams], draws: torch.Tensor
 ) -> torch.Tensor:
-    """Sort each row, keep its top-k, then the smallest set that reaches top-p, and draw from that set."""
     vocabulary = probs.shape[1]
     limits = [p.top_k if p.top_k > 0 else vocabulary for p in params]
     order = logits.topk(min(max(limits), vocabulary), dim=-1).indices

@@ -15,8 +15,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _THINK_END = "</think>"
 
-# Scripts written without spaces: Thai and Lao, Myanmar, Khmer, kana, Han. Hangul has spaces, but its
-# particles attach to the words before them, so comparing whole words would reject most right answers.
+# Scripts without spaces: Thai and Lao, Myanmar, Khmer, kana, Han. Hangul's particles attach to words.
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff"
     "\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff"
@@ -58,11 +57,9 @@ def _token_f1(prediction: str, target: str) -> float:
 
 
 def contains_answer(text: str, answer: str) -> bool:
-    """Whether the text contains the answer's words in sequence. False for an answer without words.
+    """Whether the text has the answer's words in sequence. False for an answer without words.
 
-    Either of two readings suffices, both after NFKC: with punctuation removed ("U.S." is "us"), or with
-    punctuation and symbols as spaces ("Oslo’s" contains "Oslo"), where every character of an unspaced script
-    is a word.
+    In either reading: punctuation removed ("U.S." is "us"), or as spaces ("Oslo’s" contains "Oslo").
     """
     readings = zip(_readings(answer), _readings(text), strict=True)
     return any(words and f" {words} " in f" {whole} " for words, whole in readings)
@@ -75,7 +72,6 @@ def space_characters(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _readings(text: str) -> tuple[str, str]:
-    """The normalized text, with punctuation removed and with punctuation as spaces."""
     numbers = _NUMBER.sub(lambda number: "".join(filter(str.isdigit, number[0])), text)
     split = unicodedata.normalize("NFKC", "".join(map(_boundary, numbers)))
     return normalize_answer(unicodedata.normalize("NFKC", text)), normalize_answer(space_characters(split))
@@ -83,7 +79,7 @@ def _readings(text: str) -> tuple[str, str]:
 
 @cache
 def _boundary(char: str) -> str:
-    """The character. For punctuation and symbols, spaces around its letters (№, ™). "" if invisible."""
+    """Punctuation and symbols become spaces around their letters (№, ™), invisible characters ""."""
     category = unicodedata.category(char)
     if category == "Cf":
         return ""

@@ -2,11 +2,7 @@
 
     r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2, and 0 without integrity
 
-    question, answer = extract_pair(trajectory)
-    if has_integrity(question, answer): k = number of right attempts of n, None unless all n finished
-    score = challenger_reward(trajectory, document, hop, n=n, k=k)
-
-A bad question scores 0. After a failure of a service the sample is invalid and counts nowhere.
+`k` of `n` attempts are right. After a failure of a service the sample is invalid and counts nowhere.
 """
 
 from dataclasses import dataclass
@@ -89,10 +85,7 @@ def challenger_reward(
     k: int | None,
     refused: str | None = None,
 ) -> ChallengerScore:
-    """Score one trajectory that was asked for `hop` hops about `document`.
-
-    `k` is None if fewer than n attempts finished, or if none ran because a check `refused` the question.
-    """
+    """`k` is None if fewer than n attempts finished, or if a check `refused` the question."""
     question, answer = extract_pair(trajectory)
     fault = integrity_fault(question, answer)
     reason = None

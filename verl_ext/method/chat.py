@@ -3,8 +3,7 @@
     ids = render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA])
     ids += sampled_ids + tool_turn_ids(tokenizer, sampled_ids, ["[1] Orrin: a town …"])
 
-Sampled ids are never decoded and tokenized again: the same text can have other ids, and the model would be
-trained on tokens that it did not sample. In rollouts veRL's builder for Qwen models does the same.
+Sampled ids are never tokenized again: other ids with the same text would be trained on.
 """
 
 import json
@@ -45,10 +44,9 @@ def render_prompt_ids(
 
 
 def tool_turn_ids(tokenizer: Any, assistant_ids: Sequence[int], responses: Sequence[str]) -> list[int]:
-    """The ids that follow an assistant turn: its tool responses and the generation prompt.
+    """The ids of the tool responses and the generation prompt. After `<|im_end|>` a newline comes first.
 
-    If the sampled `assistant_ids` end in `<|im_end|>`, the result starts with ChatML's newline. Raises
-    ValueError for a tokenizer without `<|im_end|>`, or a template that changes earlier turns.
+    Raises ValueError for a tokenizer without `<|im_end|>`, or a template that changes earlier turns.
     """
     tool_messages = [{"role": "tool", "content": response} for response in responses]
     before = _render(tokenizer, _STAND_IN)
@@ -65,10 +63,7 @@ def tool_turn_ids(tokenizer: Any, assistant_ids: Sequence[int], responses: Seque
 def next_turn_ids(
     tokenizer: Any, assistant_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]
 ) -> list[int]:
-    """Like `tool_turn_ids`, for messages of any role.
-
-    Some templates rewrite earlier turns before a user's message. Here these stay as sampled.
-    """
+    """Like `tool_turn_ids`, for messages of any role, whatever a template does to earlier turns."""
     end = turn_end_id(tokenizer)
     ends_before = _render(tokenizer, _STAND_IN).count(end)
     after = _render(tokenizer, [*_STAND_IN, *messages], add_generation_prompt=True)

@@ -1,7 +1,4 @@
-"""The format score of a challenger trajectory: f = (1 + think + tool + answer) / 4, in [1/4, 1].
-
-The constant 1 is for integrity. For two or more hops the answer part is 0 if the answer is in the document.
-"""
+"""The format score of a challenger trajectory: f = (1 + think + tool + answer) / 4, in [1/4, 1]."""
 
 import re
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Group relative policy optimization: the solver's advantages (arXiv 2402.03300).
-
-It uses the sample deviation as veRL does, but leaves out invalid rows and gives a lone row advantage 0.
-"""
+"""The solver's advantages (GRPO, arXiv 2402.03300), without invalid rows. A lone row gets advantage 0."""
 
 from typing import Any
 
@@ -16,10 +13,9 @@ EPSILON = 1e-6  # added to the deviation
 def group_advantages(
     rewards: npt.ArrayLike, groups: npt.ArrayLike, valid: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """Advantage of each row: (reward - group mean) / (group sample deviation + 1e-6).
+    """Advantage of each row: (reward - group mean) / (group sample deviation + 1e-6), shape (rows,).
 
-    The inputs have shape (rows,): rewards, the prompt of each row, and whether it is valid. Invalid rows and
-    groups of equal rewards get 0. Raises ValueError for unequal shapes or a valid reward that is not finite.
+    Invalid rows and equal rewards get 0. Raises ValueError for unequal shapes or a valid reward not finite.
     """
     reward, group, is_valid = checked_rows(rewards, groups, valid)
     advantages = np.zeros_like(reward)
@@ -33,10 +29,7 @@ def group_advantages(
 
 
 def hop_balanced(advantages: npt.NDArray[np.float64], hops: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Scale advantages (rows,) so that each hop count has the same sum of absolute values.
-
-    Otherwise the most frequent hop count of a small batch decides for all how often to search.
-    """
+    """Scale advantages (rows,) so that each hop count has the same sum of absolute values."""
     hop: npt.NDArray[Any] = np.asarray(hops)
     sizes = np.abs(advantages)
     totals = {label: total for label in np.unique(hop) if (total := sizes[hop == label].sum()) > 0}

@@ -1,7 +1,6 @@
-"""Hop-grouped relative policy optimization: the challenger's advantages (arXiv 2601.07055).
+"""The challenger's advantages (HRPO, arXiv 2601.07055), among all questions of a step with one hop count.
 
-A challenger asks one question per prompt, so HRPO compares all questions of the step with the same hop count.
-Unlike the published code, it uses the paper's population variance, and gives a lone row advantage 0.
+The population variance is the paper's, not the published code's. A lone row gets advantage 0.
 """
 
 from typing import Any
@@ -15,10 +14,9 @@ DELTA = 1e-6  # added to the variance, so that equal rewards give 0 and not 0/0
 def hop_advantages(
     rewards: npt.ArrayLike, hops: npt.ArrayLike, valid: npt.ArrayLike, delta: float = DELTA
 ) -> npt.NDArray[np.float64]:
-    """Advantage of each row: (reward - group mean) / sqrt(group population variance + delta).
+    """Advantage of each row: (reward - group mean) / sqrt(group population variance + delta), shape (rows,).
 
-    The inputs have shape (rows,): rewards, hop counts, and whether each row is valid. Invalid rows get 0.
-    Raises ValueError for unequal shapes or a valid reward that is not finite.
+    Invalid rows get 0. Raises ValueError for unequal shapes or a valid reward that is not finite.
     """
     reward, hop, is_valid = checked_rows(rewards, hops, valid)
     advantages = np.zeros_like(reward)

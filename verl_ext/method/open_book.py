@@ -1,8 +1,6 @@
-"""The open book: the solver answers from the challenger's reading, without searching.
+"""The open book: the solver answers once, greedily, from what the challenger read, without searching.
 
-It gets the question, the document and the search results as if it had searched itself, and answers once,
-greedily. A different answer refuses the question: its label may be wrong (Search Self-Play, arXiv
-2510.18821).
+A different answer refuses the question: its label may be wrong (Search Self-Play, arXiv 2510.18821).
 """
 
 from verl_ext.method.answers import exact_match

@@ -1,8 +1,4 @@
-"""Search results as the model sees them.
-
-A response has a hard limit in characters. Each passage is cut to a fair share, so that none is lost. Short
-ones stay whole and leave their room to longer ones.
-"""
+"""Search results as the model sees them: each cut to a fair share of a hard limit in characters."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -20,7 +16,6 @@ def format_passages(
     """Numbered passages, one a line, at most `limit` characters in total.
 
     `results` has the passages of each query (`title`, `text`, and `contents` in place of an empty `text`).
-    Several queries are each shown above their passages. Raises ValueError if the lengths differ.
     """
     if len(queries) != len(results):
         raise ValueError(
@@ -78,7 +73,6 @@ def _one_line(text: str) -> str:
 
 
 def _fair_share(lengths: Sequence[int], room: int) -> int:
-    """The greatest length at which all cut lines fit into the room."""
     for done, length in enumerate(sorted(lengths)):
         share = room // (len(lengths) - done)
         if length > share:
@@ -88,7 +82,7 @@ def _fair_share(lengths: Sequence[int], room: int) -> int:
 
 
 def _cut(text: str, length: int) -> str:
-    """At most `length` characters, cut between words if possible."""
+    """Cut between words if possible."""
     if len(text) <= length:
         return text
     head = text[: max(length - 1, 0)]

@@ -1,7 +1,6 @@
-"""The prompts of the challenger and the solver.
+"""The prompts of the challenger and the solver. The chat template explains tool calls from the tool's schema.
 
-`full` explains the task to an instruction model (3B to 32B). `short` only names it, for a small model that
-was warm-started on these words. The chat template explains tool calls from the tool's schema.
+`full` explains the task (3B to 32B). `short` only names it, for a small model warm-started on these words.
 """
 
 from typing import Literal

@@ -3,10 +3,8 @@
 from typing import Any
 
 SEARCH_TOOL_NAME = "search"
-MAX_CALLS_PER_TURN = 5
-"""Answered calls per turn, in rollouts (`max_parallel_calls`) and solver attempts alike."""
-MAX_QUERIES_PER_CALL = 10
-"""With more, one call could flood the retrieval service, and the results would not fit into a response."""
+MAX_CALLS_PER_TURN = 5  # in rollouts (`max_parallel_calls`) and solver attempts alike
+MAX_QUERIES_PER_CALL = 10  # the results of more would not fit into a response
 MAX_QUERY_CHARS = 1000  # more than an embedder reads. The service refuses much longer queries
 
 SEARCH_TOOL_SCHEMA: dict[str, Any] = {

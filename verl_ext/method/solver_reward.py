@@ -1,8 +1,6 @@
 """The solver's reward: 1 if its answer matches a target exactly, else 0 (arXiv 2601.07055).
 
-An attempt without an answer is wrong. So is one that repeats its answer or is cut off: if these were
-rewarded, a policy would learn never to end its turn. An attempt that lost a search to a failing service is
-invalid and counts nowhere.
+An answer that is missing, repeated or cut off is wrong: otherwise a policy would learn never to end its turn.
 """
 
 from collections.abc import Sequence

@@ -14,11 +14,7 @@ class TokenRow(Protocol):
 
 
 def token_drift(row: TokenRow, sampled: Sequence[tuple[list[int], list[int]]]) -> int:
-    """1 if the row breaks token in, token out, else 0.
-
-    `sampled` has each turn's input and sampled ids. Each input must extend the last turn, and the row's
-    unmasked ids must be the sampled ids.
-    """
+    """1 if the row breaks token in, token out, else 0. `sampled` has each turn's input and sampled ids."""
     for (before_in, before_out), (after_in, _) in pairwise(sampled):
         known = before_in + before_out
         if after_in[: len(known)] != known:

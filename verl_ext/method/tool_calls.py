@@ -1,10 +1,8 @@
 """Parses search calls in the models' text, renders them, and explains errors to the model.
 
-A call is a JSON object between Hermes tags:
-
-    <tool_call>
-    {"name": "search", "arguments": {"query_list": ["first query", "second query"]}}
-    </tool_call>
+<tool_call>
+{"name": "search", "arguments": {"query_list": ["first query", "second query"]}}
+</tool_call>
 """
 
 import json
@@ -21,10 +19,7 @@ _TAG = re.compile(r"</?(?:think|tool_call|answer|question)>")
 
 
 def parse_tool_calls(text: str) -> list[SearchCall]:
-    """Every closed tool call of a turn, in order. Invalid ones have `error` set. Never raises.
-
-    A policy that thinks inside its queries would learn to write nothing else, so a tag makes them invalid.
-    """
+    """Every closed tool call of a turn, in order. Invalid ones have `error` set. Never raises."""
     return [parse_call(raw) for raw in _CALL.findall(text)]
 
 
@@ -75,5 +70,5 @@ def parse_call(raw: str) -> SearchCall:
 
 
 def _is_sendable(query: str) -> bool:
-    """Whether it has characters, and no half of a surrogate pair, which UTF-8 cannot carry."""
+    """UTF-8 cannot carry half of a surrogate pair."""
     return bool(query.strip()) and not any("\ud800" <= char <= "\udfff" for char in query)

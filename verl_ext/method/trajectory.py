@@ -1,7 +1,4 @@
-"""One conversation as plain immutable data: assistant turns with their search calls.
-
-Rewards read these structures instead of text, because corpus text may itself contain tags.
-"""
+"""One conversation as plain data. Rewards read it instead of text, because corpus text may contain tags."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The CPU as a veRL platform (veRL 0.9.1), chosen by `VERL_PLATFORM=cpu`.
 
-veRL places its workers by the resource "GPU" only, so Ray schedules logical GPUs (`ray_init.num_gpus`), one
-per worker. veRL's engines ask for the platform during their import, so this module imports none of them.
+veRL places workers only by the resource "GPU", so Ray schedules logical ones. veRL's engines ask for the
+platform during their import, so this module imports none of them.
 """
 
 import resource

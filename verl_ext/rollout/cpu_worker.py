@@ -1,7 +1,6 @@
-"""veRL's actor worker and FSDP2 engine on the CPU (veRL 0.9.1).
+"""veRL's actor worker and FSDP2 engine on the CPU (veRL 0.9.1). Import it after `verl_ext.plugin`.
 
-The worker initializes the process group itself, because veRL would ask for `cpu:gloo,cpu:gloo`, which torch
-refuses. The engine is registered for the device `cpu`. Import this only after `verl_ext.plugin`.
+The worker initializes the process group: veRL would ask for `cpu:gloo,cpu:gloo`, which torch refuses.
 """
 
 import os

@@ -1,9 +1,7 @@
 """veRL's CUDA platform with engines that do not inherit the Flight Recorder (veRL 0.9.1, torch 2.9 to 2.13).
 
-The trainer's ranks record their collectives (`drzero/stages/flight_recorder.py`), and Ray passes their
-environment to every process. torch names pipes and dumps by global rank, which starts at 0 again in each
-engine, so an engine's rank would unlink the trainer's pipe. `rollout_env_vars` sets each engine's
-environment.
+torch names pipes and dumps by global rank, which starts at 0 again in each engine, so an engine's rank would
+unlink the trainer's pipe.
 """
 
 from verl.plugin.platform.platform_cuda import PlatformCUDA

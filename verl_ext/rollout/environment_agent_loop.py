@@ -1,7 +1,6 @@
 """The `environment` loop: veRL's rollout of any environment (veRL 0.9.1).
 
-`verl_ext.episodes` plays each row over veRL's server manager, and the environment scores it. Each branch
-becomes a row. A row without a score is invalid: it is left out of the update and counted.
+Each branch of an episode becomes a row. One without a score is left out of the update and counted.
 """
 
 import functools
@@ -25,7 +24,6 @@ from verl_ext.telemetry import waiting
 
 @functools.cache
 def _taskset(name: str, folder: str | None, options_json: str) -> Taskset:
-    """One taskset for all rollouts of the process."""
     return find(name, folder).load(**json.loads(options_json))
 
 
@@ -116,7 +114,7 @@ def reward_fields(played: Played) -> dict[str, Any]:
 
 
 class _Engine:
-    """veRL's server manager as the model of one episode, which stays with its first server."""
+    """An episode stays with its first server."""
 
     def __init__(
         self,
@@ -133,7 +131,7 @@ class _Engine:
         self._turns = 0
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
-        """Sample the next turn. Raises RuntimeError if the engine returns nothing."""
+        """Raises RuntimeError if the engine returns nothing."""
         began = time.monotonic()
         with waiting("generation"):
             output = await self._server_manager.generate(

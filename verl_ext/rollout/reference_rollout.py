@@ -1,7 +1,6 @@
-"""The reference engine as a veRL rollout: a replica, its server actor, and its weight adapter (veRL 0.9.1).
+"""The reference engine as a veRL rollout (veRL 0.9.1): `actor_rollout_ref.rollout.name=reference`.
 
-Chosen by `actor_rollout_ref.rollout.name=reference`. The training worker's adapter sends the weights through
-Ray's object store. The metrics under `rollout_corr/` show each step that they arrived.
+The training worker's adapter sends the weights through Ray's object store.
 """
 
 from collections.abc import Generator, Sequence
@@ -96,8 +95,7 @@ class ReferenceReplica(RolloutReplica):
             name=_server_name(self.replica_rank),
             max_concurrency=self.max_concurrency,
             num_gpus=0,
-            # The training worker holds the whole device, so the server requests none and gets access through
-            # the environment.
+            # The training worker holds the whole device, so the environment gives access to it.
             runtime_env={"env_vars": {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}} if on_gpu else None,
         )
         handle: Any = server.remote(self.config, self.model_config)

@@ -1,9 +1,7 @@
 """The `search_agent` loop: veRL's tool agent with our limits and records (veRL 0.9.1).
 
-- A token limit per turn, so that the first turn cannot use up the response before a search has run.
-- Structured turns in `extra_fields["trajectory"]`, which rewards read.
-- Failed searches are recorded as failed. veRL would only turn the exception into text for the model.
-- Token drift in `extra_fields["token_drift"]`: whether the ids to train on are the sampled ids.
+Each turn has a token limit, or the first could use up the response before a search has run. Rewards read
+`extra_fields["trajectory"]`, where failed searches are failed. veRL only shows the exception to the model.
 """
 
 import time
@@ -23,8 +21,7 @@ from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.telemetry import waiting
 
 PARSER_NAME = "search_call"
-"""`multi_turn.format` of our parser. veRL's drops a malformed call silently and ends the rollout. Ours
-answers it with an error message, as the solver's agent does."""
+"""veRL's parser drops a malformed call and ends the rollout. Ours answers it with an error."""
 
 
 @ToolParser.register(PARSER_NAME)
@@ -44,15 +41,13 @@ class SearchAgentLoop(ToolAgentLoop):
     """One challenger or solver rollout with the search tool."""
 
     def __init__(self, *args: Any, max_tokens_per_turn: int, **kwargs: Any) -> None:
-        # veRL selects the token builder by model type. A ChatML template on another family (the demo policy
-        # is a Llama) needs the Qwen builder, which restores the newline after <|im_end|>.
+        # Every ChatML template (the demo policy's too) needs the Qwen builder's newline after <|im_end|>.
         if kwargs["tokenizer"].eos_token == TURN_END:
             kwargs["hf_model_type"] = "qwen2"
         super().__init__(*args, **kwargs)
         self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
         self.max_tokens_per_turn = max_tokens_per_turn
-        # veRL's schema class drops the query list's item type, but solver attempts render the whole schema,
-        # and prompts must have the same ids in both.
+        # veRL's schema class drops the item type, but solver attempts must have the same ids.
         self.tool_schemas = [SEARCH_TOOL_SCHEMA]
 
     async def run(self, sampling_params: dict[str, Any], priority: int = 0, **kwargs: Any) -> AgentLoopOutput:

@@ -1,7 +1,6 @@
 """The `search` tool as veRL loads it (veRL 0.9.1), from `config/search_tool_config.yaml`.
 
-A service that fails past its deadline makes the sample invalid (`failed`). Queries that the service refuses
-are an invalid call (`refused`). Any other refusal is a wrong address or token and ends the run.
+A service that fails past its deadline makes the sample invalid. A wrong address or token ends the run.
 """
 
 from typing import Any

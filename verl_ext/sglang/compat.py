@@ -1,10 +1,8 @@
-"""Whether the installed SGLang has every name that a run uses.
+"""Whether the installed SGLang has every name that a run uses, without importing it.
 
-    python -m verl_ext.sglang.compat        # checks the installed SGLang without importing it
+    python -m verl_ext.sglang.compat
 
-veRL's rollout server, the solver's server and its clients depend on SGLang's internals, so one version is
-pinned (constraints-gpu.txt). Tests compare `NEEDS` with the code, `make compat` compares it with the
-published wheel.
+Tests compare `NEEDS` with the code, `make compat` compares it with the published wheel.
 """
 
 import importlib.util
@@ -20,12 +18,8 @@ from verl_ext.sglang.source import Source
 
 PINNED = pinned("sglang", gpu=True)  # the version that a run is made for
 SOLVER_ARGUMENTS = {"attention_backend": "flashinfer", "sleep_on_idle": True}
-"""Further arguments of the solver's server on CUDA.
-
-From 0.5.12 on, capturing CUDA graphs fails with FlashAttention 3 kernels (SGLang's issue 22800), SGLang's
-choice on an H100. veRL passes flashinfer to its rollout server too. When a veRL no longer does, this can go.
-Without `sleep_on_idle` the schedulers spin between rollouts, each on a core that the update needs.
-"""
+"""Flashinfer until veRL no longer passes it: from 0.5.12 on, CUDA graphs fail with FlashAttention 3 kernels
+(SGLang's issue 22800). `sleep_on_idle` frees the cores between rollouts."""
 OWN_POSITIONS = 6  # positions of its context that a server keeps for itself
 ROLLOUT, SERVER, CLIENT = "veRL's rollout", "the solver's server", "the solver's requests"
 
@@ -49,7 +43,6 @@ class Need:
 
 
 def _needs(kind: str, by: str, names: str, prefix: str = "") -> Iterator[Need]:
-    """One need for each of the names, which are separated by spaces and get the prefix."""
     return (Need(kind, prefix + name, by) for name in names.split())
 
 
@@ -110,8 +103,7 @@ NEEDS: tuple[Need, ...] = (
     ),
     *_needs("route", SERVER, "/health /health_generate"),
     *_needs("metric", SERVER, "sglang:generation_tokens_total"),
-    # The requests also ask for `return_token_ids`, which SGLang has from 0.5.17 on. An answer without token
-    # ids is encoded again.
+    # The requests also ask for `return_token_ids`, from 0.5.17 on. Other answers are encoded again.
     *_needs("route", CLIENT, "/v1/completions"),
     *_needs(
         "symbol",

@@ -4,9 +4,7 @@
     environment(tp=2)                   # environment variables of a process with SGLang
     arguments(40, 1024)                 # further arguments of its server
 
-Three parts that SGLang has only for CUDA have a shim: the kernels' package and two operators of torchvision
-(`without_cuda/`), and the sending of weights (`cpu_adapter.py`). tests/rehearsal/test_sglang_shims.py says
-when each can go. The rollout engine's arguments are in config/hardware/cpu.yaml.
+tests/rehearsal/test_sglang_shims.py says when each of the three shims can go.
 """
 
 import importlib.util

@@ -1,7 +1,4 @@
-"""veRL's weight adapter for SGLang with weights in host memory (veRL 0.9.1, SGLang 0.5.12).
-
-With `hardware=cpu`, `verl_ext.plugin` registers it in place of veRL's own, for the training worker.
-"""
+"""veRL's weight adapter for SGLang with weights in host memory (veRL 0.9.1, SGLang 0.5.12)."""
 
 from typing import Any
 
@@ -15,8 +12,7 @@ class CpuServerAdapter(ServerAdapter):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # SGLang replaces torch's way of sending a tensor with one that reads a CUDA device number
-        # (sglang/srt/utils/patch_torch.py). With this mark it believes that it has done so already.
+        # SGLang's patch of torch reads a CUDA device number. With this mark it believes itself applied.
         vars(reductions)["_reduce_tensor_original"] = reductions.reduce_tensor
         # torch's default passes file descriptors, which do not survive SGLang's HTTP.
         torch.multiprocessing.set_sharing_strategy("file_system")

@@ -1,8 +1,6 @@
 """Write the table of SGLang's server arguments, from its `ServerArgs` (SGLang 0.5.12).
 
-    .venv-sglang/bin/python -m verl_ext.sglang.read_arguments      # after `make rehearse-sglang`
-
-Each field of `ServerArgs` is an argument. Its command line option says its kind, choices and name.
+.venv-sglang/bin/python -m verl_ext.sglang.read_arguments      # after `make rehearse-sglang`
 """
 
 import argparse

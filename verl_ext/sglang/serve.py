@@ -2,8 +2,7 @@
 
     OPENAI_API_KEY=… python -m verl_ext.sglang.serve --model-path PATH      # as sglang.launch_server
 
-With `--api-key` the process list would show the token, and SGLang would log it. Here it is added after the
-command line is read. Health and metrics stay open, as in SGLang.
+With `--api-key` the process list and SGLang's log would show the token. Health and metrics stay open.
 """
 
 import os

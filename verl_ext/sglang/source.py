@@ -1,10 +1,8 @@
 """The names in an SGLang package, read from its source because importing SGLang needs a driver.
 
-    source = Source(Path("…/site-packages/sglang"))
-    source.symbol("sglang.srt.managers.io_struct:GenerateReqInput")     # True
-    source.argument("context_length"), source.route("/health_generate")
-
-That a name exists does not show that it still behaves the same.
+source = Source(Path("…/site-packages/sglang"))
+source.symbol("sglang.srt.managers.io_struct:GenerateReqInput")     # True
+source.argument("context_length"), source.route("/health_generate")
 """
 
 import ast
@@ -17,7 +15,6 @@ class Source:
     """One SGLang package on disk."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is the one named `sglang`, which contains `srt/`."""
         self._folder = folder
 
     def symbol(self, place: str) -> bool:
@@ -84,7 +81,7 @@ def _parse(file: Path) -> ast.Module:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run at import, also under `if` and `try`."""
+    """Statements that run at import, also under `if` and `try`."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If):

@@ -1,7 +1,6 @@
 """Collapse alarms: signs that self-play training degenerates, raised while the run can still be stopped.
 
-`CollapseWatch` averages `collapse_metrics` over a window of steps, because single steps of a rehearsal vary.
-Some limits compare with the first full window of this process, so a resumed run compares with its restart.
+Averages over a window, because single steps vary. A resumed run compares with its restart.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ WINDOW = 5  # steps to average
 
 # A group of equal rewards has advantage 0. With four of five such groups, four fifths of a step is wasted.
 ZERO_VARIANCE_LIMIT = 0.8
-# e^0.05 = 1.05 choices a token: samples of one prompt are nearly the same text. The demo policy starts at
-# about 0.1 nats with T = 1.
+# e^0.05 = 1.05 choices a token: samples of one prompt are nearly the same text.
 ENTROPY_LIMIT_NATS = 0.05
 # Half or twice the length at the start: the policy has dropped its reasoning or pads its text.
 LENGTH_FACTOR_LIMIT = 2.0
-# Once the format score nears its maximum of 1, only difficulty is left to learn. If it halves, the challenger
-# optimizes the format alone.
+# Near the maximum of 1 only difficulty is left to learn. If it halves, only the format is optimized.
 FORMAT_LIMIT, DIFFICULTY_FALL_LIMIT = 0.95, 0.5
 # Half of the answers to yes/no questions are right by chance, which pays difficulty for nothing.
 YES_NO_LIMIT = 0.5
@@ -52,10 +49,7 @@ _NUMBER = re.compile(r"[+-]?\d[\d.,:/ -]*%?|zero|one|two|three|four|five|six|sev
 def collapse_metrics(
     rows: Sequence[StepRow], groups: Sequence[Hashable], log_probs: Sequence[Sequence[float]]
 ) -> dict[str, float]:
-    """Metrics of one step, over the rows that count. `groups` are labels of compared rewards.
-
-    `entropy` is the negated mean of the sampler's `log_probs` of each row's own tokens, in nats a token.
-    """
+    """Metrics of one step. `entropy` is the negated mean of the sampler's `log_probs`, in nats a token."""
     good = [index for index, row in enumerate(rows) if row.counts]
     rewards: dict[Hashable, list[float]] = {}
     for index in good:

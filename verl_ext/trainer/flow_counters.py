@@ -1,8 +1,6 @@
 """Counts what veRL's replay buffer holds and what became of every sample (veRL 0.9.1).
 
-The trainer's driver knows what it submitted and what `sample` returned or evicted. Everything in between is
-listed from TransferQueue. veRL counts groups (prompts), but the file counts samples, `rollouts_per_prompt` to
-a group. `drzero.ops.flow.sources` reads it.
+veRL counts groups (prompts), the file counts samples, `rollouts_per_prompt` to a group.
 """
 
 import math
@@ -87,7 +85,7 @@ class GroupClock:
 
 @dataclass
 class _Counts:
-    """Totals of this start, in groups until the trainer judges rows."""
+    """In groups until the trainer judges rows."""
 
     submitted: int = 0
     taken: int = 0
@@ -309,5 +307,5 @@ class FlowCounters:
 
 
 def _point(depth: int, came: int, out: int, age_s: float | None = None, **extra: Any) -> dict[str, Any]:
-    """A flow point of the file: how many it holds, and how many came in and left."""
+    """How many it holds, and how many came in and left."""
     return {"depth": depth, "oldest_age_s": age_s, "in": came, "out": out, "dropped": 0, "errors": 0, **extra}

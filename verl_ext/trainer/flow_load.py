@@ -1,8 +1,5 @@
 """A load test of veRL's queues and replay buffer without a model (veRL 0.9.1), started by `drzero flow-test`.
 
-    python -m verl_ext.trainer.flow_load RUN_DIR/resolved.yaml
-
-TransferQueue and the run's trainer class are real, with its buffer, warm-up, refills and staleness limit.
 Workers sleep and write random tokens instead of a rollout, and the trainer sleeps instead of an update.
 """
 

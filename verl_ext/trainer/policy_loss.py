@@ -1,8 +1,6 @@
-"""veRL's bypass-mode policy loss, also for a micro-batch in which no token counts (veRL 0.9.1).
+"""veRL's bypass-mode policy loss, with a loss of zero where no token counts (veRL 0.9.1).
 
-Padding rows and rows spoiled by a failed service stay in a batch with a mask of zeros. veRL's own loss
-refuses a micro-batch of only such rows ("response_mask must contain at least one valid token"). This one
-(`actor_rollout_ref.actor.policy_loss.loss_mode=drzero_bypass_mode`) gives it a loss of zero. The test
+veRL's own refuses a micro-batch of only padding and spoiled rows. The test
 `test_veRLs_own_loss_still_refuses_a_micro_batch_without_a_token` fails when this can go.
 """
 
@@ -26,10 +24,7 @@ def bypass_mode_loss(
     config: DictConfig | ActorConfig | None = None,
     rollout_is_weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, Any]]:
-    """The loss of a micro-batch and its metrics. All tensors are [rows, tokens].
-
-    Without a counting token the loss is zero but part of the graph, and the metrics have the usual names.
-    """
+    """All tensors are [rows, tokens]. Without a counting token the loss is zero but part of the graph."""
     if not response_mask.any():
         log_prob = log_prob.masked_fill(~response_mask.bool(), 0.0)
         old_log_prob, advantages = torch.zeros_like(log_prob), torch.zeros_like(log_prob)

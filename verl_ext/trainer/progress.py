@@ -19,10 +19,7 @@ from verl_ext.telemetry import Heartbeat
 
 
 class ProgressMixin(PPOTrainer):
-    """Logs each phase as it begins, and decides after each step whether another one fits.
-
-    The first step always runs, because a run that is restarted often must make progress.
-    """
+    """Logs each phase, and decides after each step whether to go on. Every start makes one step."""
 
     _out_of_time: str | None = None  # why there is no time for another step
     _collapsed: str | None = None  # the collapse alarms that end the run

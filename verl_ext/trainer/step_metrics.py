@@ -1,8 +1,4 @@
-"""Metrics of a step's rollouts and of a validation, all named `drzero/…`.
-
-Rows that a failed service spoiled are counted only under `failures/`, so that no failure looks like a low
-reward.
-"""
+"""Metrics of a step and of a validation, all named `drzero/…`. Spoiled rows count only under `failures/`."""
 
 from __future__ import annotations
 
@@ -104,7 +100,7 @@ def solver_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
 
 
 def _differing_share(rows: Sequence[StepRow]) -> float:
-    """Share of prompts whose rewards differ, among those with at least two rows."""
+    """Among the prompts with at least two rows."""
     by_prompt: dict[str, list[float]] = {}
     for row in rows:
         by_prompt.setdefault(row.prompt, []).append(row.reward["score"])

@@ -1,8 +1,4 @@
-"""One record per rollout of a step, read by the metrics, the failure check and the dump.
-
-veRL's TransferQueue holds the rows column by column. A padding row copies another row, so only its tag shows
-it.
-"""
+"""One record per rollout of a step. veRL holds the rows by column, and only a tag shows a padding row."""
 
 import json
 import os

@@ -1,11 +1,7 @@
 """Trainer modes: veRL's V1 trainers with group-relative advantages over the rows that count (veRL 0.9.1).
 
-The config group `mode/` sets `trainer.v1.trainer_mode`:
-
-- `drzero_hrpo_sync` for the challenger compares questions of the same hop count,
-- `drzero_grpo_sync` for the solver compares answers to one question,
-- `drzero_environment_sync` for any other environment compares episodes of one row,
-- and the same with veRL's `colocate_async` and `separate_async`.
+`mode/` sets `trainer.v1.trainer_mode`: `drzero_hrpo_sync` for the challenger, `drzero_grpo_sync` for the
+solver, `drzero_environment_sync` for any other environment, and each also with veRL's asynchronous modes.
 """
 
 import os
@@ -94,7 +90,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
 
     @property
     def _expected_rollouts(self) -> int:
-        """Rollouts of one batch. An asynchronous mode trains on several batches a step."""
+        """Of one batch. An asynchronous mode trains on several batches a step."""
         rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         return int(rollouts // self.parameter_sync_step)
 
@@ -120,13 +116,12 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
             self._collapsed = "; ".join(map(str, active.values()))
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
-        """Dump and count the rows, then write their advantages in veRL's place. Raises TooManyFailures."""
+        """Raises TooManyFailures."""
         step = self.global_steps
         self._heartbeat.beat(step, "advantage")
         rows = read_rows(batch)
         if folder := self.config.trainer.rollout_data_dir:
-            # Before the update, so that every checkpoint has the dumps of all its steps, and a step that is
-            # stopped here can be read.
+            # Before the update, so that the dump is complete at every checkpoint and early end.
             part = f"_{self.local_trigger_step}" if self.parameter_sync_step > 1 else ""
             dump_rows(rows, step, Path(folder) / f"step_{step:04d}{part}.jsonl")
         real = step_metrics.count_rollouts([row for row in rows if not row.padding])
@@ -207,7 +202,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         sample_turns: list[int],
         expected_acc_counts: dict[tuple[str, str], int] | None = None,
     ) -> dict[str, float]:
-        """veRL's metrics and ours, without rows that a failed service spoiled. Raises TooManyFailures."""
+        """Raises TooManyFailures."""
         infos = reward_extra_infos_dict
         expected = sum((expected_acc_counts or {}).values())
         metrics = self.method.validation(infos, expected)
@@ -228,8 +223,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         return metrics
 
 
-# One class per method and veRL mode. Preflight refuses an asynchronous challenger, which is off-policy,
-# unless the config allows it.
+# Preflight refuses an asynchronous challenger, which is off-policy, unless the config allows it.
 for _method, _mode in product((HRPO, GRPO, ENVIRONMENT), ("sync", "colocate_async", "separate_async")):
     _name, _bases = f"drzero_{_method.name}_{_mode}", (GroupRelativeTrainer, get_trainer_cls(_mode))
     register_trainer(_name)(type(_name, _bases, {"method": _method, "base_mode": _mode}))

@@ -1,12 +1,6 @@
 """Plays the tasksets of the package `verifiers` with a model of this project, token in, token out.
 
-    (played,) = await play(load("textarena", game="Mastermind-v0"), row, model, limits)   # as any environment
-
-The library drives the episode and asks for turns over HTTP:
-
-    library's environment ─ its program ─ its interception server ─ its train client ─ our `renderer`
-        in a separate thread (`host`)                                      │ POST /inference/v1/generate
-    the rollout worker's own loop:  `player` ─ `endpoint` on 127.0.0.1 ◄───┘ ─ `session` ─ veRL's engine
-
-Each branch of the library's trace becomes one row. `environments.verifiers` finds and describes the tasksets.
+library's environment ─ its program ─ its interception server ─ its train client ─ our `renderer`
+    in a separate thread (`host`)                                      │ POST /inference/v1/generate
+the rollout worker's own loop:  `player` ─ `endpoint` on 127.0.0.1 ◄───┘ ─ `session` ─ veRL's engine
 """

@@ -1,7 +1,6 @@
 """The model's endpoint for the library's train client: `POST /inference/v1/generate` on 127.0.0.1.
 
-Each rollout worker has one server, on a free port. Requests name the episode's trace, whose id is secret, and
-carry only token ids: the run decides how to sample.
+Requests name the episode's trace, whose id is secret, and carry only token ids.
 """
 
 import asyncio
@@ -21,8 +20,7 @@ class Endpoint:
     """The server of one event loop, with its sessions."""
 
     def __init__(self) -> None:
-        self.sessions: dict[str, Session] = {}
-        """By trace id. The library's thread adds to it, which is safe for a dict."""
+        self.sessions: dict[str, Session] = {}  # by trace id, filled by the library's thread
         self.url = ""
 
     async def serving(self) -> AsyncGenerator[None]:
@@ -56,7 +54,7 @@ class Endpoint:
             return _refusal(str(refused), 400)
 
     async def _models(self, _: web.Request) -> web.Response:
-        """Answer the client's question for the context length. Sessions have their own limits."""
+        """The client asks for the context length. Sessions have their own limits."""
         return web.json_response({"object": "list", "data": []})
 
 

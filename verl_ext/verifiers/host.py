@@ -3,8 +3,7 @@
     host = await host_of(taskset, row)
     episode = await host.play(taskset.task(row), context, clock, taskset.timeout_s, on_trace)
 
-Many tasksets run plain functions on the event loop. One that blocks stops only the episodes in its thread.
-Such a thread is abandoned, and the next episode gets a new one.
+A taskset that blocks the loop stops only the episodes in its thread, which is then abandoned.
 """
 
 import asyncio
@@ -100,8 +99,7 @@ class Host:
         if ended:
             self._loop.close()
             return
-        # The library's shielded cleanups swallow every exception, and one destroyed unfinished would loop
-        # forever. Objects on a thread's stack are not destroyed, so this thread does not end.
+        # A shielded cleanup that is destroyed unfinished would loop forever, so its thread does not end.
         threading.Event().wait()
 
     async def _serve(self) -> None:
@@ -119,7 +117,7 @@ class Host:
 
 
 async def _others_ended() -> bool:
-    """Wait for what still runs in this loop, mostly cleanups of cancelled episodes, then cancel it."""
+    """They are mostly cleanups of cancelled episodes."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for patience_s in (_AT_EXIT_S, _TO_STOP_S):
         if not others:

@@ -1,10 +1,7 @@
 """Plays a row of a `verifiers` taskset: each branch of the library's episode becomes one `Played`.
 
-    branches = await play(taskset, row, model, limits)
-
-A branch is a path through the library's graph of messages. There are several if a program rewrites earlier
-messages. The library's mask and log-probs are compared with the model's samples, and any difference is token
-drift.
+A branch is a path through the library's graph of messages. Its mask and log-probs are compared with the
+model's samples, and any difference is token drift.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,7 +41,6 @@ class _Play:
         self._traces: list[Any] = []
 
     async def run(self) -> list[Played]:
-        """Play to the end. Errors of the model's engine or server are raised."""
         fault = None
         try:
             episode = await self._episode()
@@ -180,7 +176,7 @@ class _Play:
 
 
 def _one_line(errors: Sequence[Any]) -> str:
-    """The library's last error, which the others led to."""
+    """The other errors led to the last one."""
     if not errors:
         return "for a reason that it does not say"
     return " ".join(f"{errors[-1].type}: {errors[-1].message}".split())[:300]

@@ -1,7 +1,6 @@
 """A renderer for the library `verifiers` with this project's chat code, so that ids only grow.
 
-The library has none for Qwen2.5 and SmolLM2. Its fallback renders the whole conversation again for each turn
-and changes sampled ids. This one serves any ChatML model. The library builds it in a process pool.
+The library's fallback for ChatML models changes sampled ids. It builds this one in a process pool.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,8 +40,7 @@ class ChatRenderer:
 
     config_class = ChatRendererConfig
     supports_tools = True
-    is_prefix_stable = False
-    """Templates may render earlier turns differently later. `bridge_to_next_turn` never does."""
+    is_prefix_stable = False  # templates may change earlier turns, `bridge_to_next_turn` never does
 
     def __init__(self, tokenizer: Any, config: ChatRendererConfig) -> None:
         self._tokenizer, self._call_form = tokenizer, config.call_form
@@ -111,7 +109,7 @@ class ChatRenderer:
 
 
 def _rendered(ids: list[int], before: int, messages: Sequence[Mapping[str, Any]]) -> RenderedTokens:
-    """Ids, the first `before` of them already known to the library."""
+    """The library already knows the first `before` ids."""
     return RenderedTokens(
         token_ids=ids,
         message_indices=[-1] * before + [len(messages) - 1] * (len(ids) - before),
@@ -121,7 +119,7 @@ def _rendered(ids: list[int], before: int, messages: Sequence[Mapping[str, Any]]
 
 
 def _parsed(call: Call) -> ParsedToolCall:
-    """A call for the library, which would silently drop one without a name."""
+    """The library would silently drop a call without a name."""
     good = call.valid and call.arguments is not None
     return ParsedToolCall(
         raw=call.raw,

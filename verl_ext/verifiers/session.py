@@ -73,7 +73,7 @@ class Session:
         return sampled
 
     def _start(self, ids: list[int]) -> int:
-        """The length of the conversation's prompt. Raises TurnRefused if it is too long."""
+        """The length of the prompt. Raises TurnRefused if it is too long."""
         for start, known in reversed(self._starts):
             if ids[: len(known)] == known:
                 return start

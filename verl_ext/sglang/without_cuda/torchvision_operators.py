@@ -1,8 +1,6 @@
 """Lets torchvision for CUDA be imported next to a torch without it (torchvision 0.28.0).
 
-Its operators do not load then, and the import fails where two of them are described. Transformers and SGLang
-import it. The environment loads this file whenever Python starts (`without_cuda.pth`, written by
-`make rehearse-sglang`).
+Its operators do not load then. `without_cuda.pth` (`make rehearse-sglang`) loads this at Python's start.
 """
 
 import sys
@@ -12,8 +10,6 @@ from types import ModuleType
 
 
 class _DeclareOperators(MetaPathFinder):
-    """Declares the two operators, if missing, just before they are described."""
-
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> None:
         if name != "torchvision._meta_registrations":
             return
