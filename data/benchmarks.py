@@ -1,10 +1,6 @@
-"""Reads benchmark questions and their accepted answers from published files or your own.
+"""Reads benchmark questions: one benchmark per file, `data_source`, or hop count of a demo world.
 
-    questions = load_benchmark("exam=~/data/questions.jsonl", FieldNames(question="prompt", answers="labels"))
-    questions = load_benchmark("hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet")
-
-A file is one benchmark, named by `NAME=PATH` or the file. With a column `data_source` it is one per value,
-and the demo world's `chains.jsonl` is one per hop count (`demo_1hop`, …).
+`load_benchmark("exam=~/data/questions.jsonl", FieldNames(question="prompt", answers="labels"))`
 """
 
 import functools
@@ -134,7 +130,6 @@ def choose_questions(
 
 
 def _title(source: str | Path) -> str:
-    """A file's name in tables: its own, or its folder's if it is a split of a data set."""
     place = split_name(source)[1]
     hub = _HUB_URL.fullmatch(place)
     path = PurePosixPath(f"{hub['repo']}/{hub['file']}" if hub else Path(place).expanduser().absolute())
@@ -174,7 +169,6 @@ def _read(
 
 
 def _fault(row: QuestionRow) -> str | None:
-    """Why a row cannot be asked or scored, or None."""
     lacks = [what for what, is_there in (("question", row.question), ("answer", row.answers)) if not is_there]
     if lacks:
         return f"no {' and no '.join(lacks)}"
@@ -199,7 +193,6 @@ def _question(row: QuestionRow, file: str, title: str, number: int) -> Benchmark
 def _refusal(
     path: Path, faults: list[str], first: dict[str, Any] | None, good: int, names: FieldNames
 ) -> str:
-    """The message for a file with faults: a field that no record has, else all faulty records."""
     if first is not None and good == 0:
         wanted = {
             "question": (names.question,) if names.question else QUESTION,
@@ -226,7 +219,6 @@ def _refusal(
 
 
 def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, Any]]:
-    """The numbered records of a file. Raises DataError for an unreadable file."""
     if kind == ".parquet":
         with arrow_faults(path, _ADVICE), pq.ParquetFile(path) as file:
             columns, before = _columns(file.schema_arrow, names), 0

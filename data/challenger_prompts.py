@@ -1,8 +1,6 @@
 """Makes the challenger's training file and its held-out split from a corpus.
 
-Each row asks for one question of h hops that starts from one document of a uniform sample, drawn in one pass.
-Hop counts keep the configured ratio exactly (paper: 4:3:2:1), but no document gets more hops than its longest
-known chain. Equal documents, tokenizer, settings and seed give equal bytes.
+Hop counts keep the ratio exactly (paper: 4:3:2:1), within each document's longest known chain.
 """
 
 import random
@@ -43,9 +41,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """The written files. `cycles` is training rows per training document, `wanted_hops` the ratio's exact
-    counts.
-    """
+    """`cycles`: training rows per training document. `wanted_hops`: the ratio's exact counts."""
 
     train_path: Path
     heldout_path: Path | None
@@ -102,13 +98,8 @@ def prepare_challenger_prompts(
 ) -> PrepareReport:
     """Write `zero_ratio4321.parquet` and `zero_ratio4321_heldout.parquet` (with the ratio in the name).
 
-    - `tokenizer`: the one that split the corpus, so that chunks are shown whole.
-    - `min_document_tokens`, `min_prose`: skip short documents and those with few sentences.
-    - `max_document_tokens`: cut longer documents after a sentence.
-    - `chains`: the longest chain from each document (`data.links`). None keeps the ratio in any case.
-    - `drawn_from`: the size of a corpus in random order, read only as far as needed.
-    - `heldout_rows`: their documents are not trained on, unless they would be more than half of the corpus.
-
+    `tokenizer` is the one that split the corpus, so chunks are shown whole. `chains` (`data.links`) limit
+    a document's hops. `drawn_from` is the size of a corpus in random order, read only as far as needed.
     Raises DataError, before writing, if no document is long enough or the ratio is invalid.
     """
     hop_counts = largest_remainder(rows, hop_ratio)

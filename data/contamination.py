@@ -1,8 +1,4 @@
-"""Overlap with benchmark questions, which would invalidate a benchmark's score.
-
-Words are compared in SQuAD's normal form, ignoring case, punctuation and articles. A rephrased benchmark fact
-is found by its answer together with the names in its question.
-"""
+"""Overlap with benchmark questions, in SQuAD's normal form. It would invalidate a benchmark's score."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -14,22 +10,16 @@ from data.wording import names_of
 from verl_ext.method.answers import normalize_answer
 
 DEFAULT_NGRAM = 8
-"""Words in a row that count as copied, as in GPT-2's report. GPT-3's 13 would let a lightly edited copy pass,
-because questions of the seven benchmarks have about 9 to 18 words.
-"""
+"""Words in a row that count as copied, as in GPT-2's report. Benchmark questions have about 9 to 18 words."""
 _COMMON_SHARE = 100
-"""A word is common if more than one benchmark question in this many has it, and more than `_COMMON_QUESTIONS`
-have it. A run of common words ("what instrument does person married to mayor of") is no copy: on the demo
-world, whose questions share a few phrasings, it flagged one unrelated question in ten.
-"""
+"""A common word is in more than 1 % and `_COMMON_QUESTIONS` of the questions. A run of them is no copy."""
 _COMMON_QUESTIONS = 5
 
 
 class OverlapIndex:
-    """The runs of `ngram` words in benchmark questions, and their facts."""
+    """The runs of `ngram` words (at least 2) in benchmark questions, and their facts."""
 
     def __init__(self, questions: Iterable[BenchmarkQuestion], ngram: int = DEFAULT_NGRAM) -> None:
-        """Index the questions. `ngram` is at least 2, because one shared word proves nothing."""
         self.ngram = ngram
         questions = list(questions)
         self._normal = sorted({normalize_answer(question.question) for question in questions} - {""})
@@ -54,9 +44,7 @@ class OverlapIndex:
         return len(self._normal)
 
     def overlap(self, question: str) -> str | None:
-        """Return the words shared with a benchmark question, or None. Common words count only in a whole
-        question.
-        """
+        """Return words shared with a benchmark question, or None. Common words count only in a whole one."""
         words = normalize_answer(question).split()
         for run in _runs(words, self.ngram):
             if run in self._runs and (self._tells(run) or self._has_whole(words, self._runs[run])):

@@ -2,9 +2,7 @@
 
     The Zolvan Lamp --written_by--> Krando Vilmesh --born_in--> Drosken --on_river--> Galmir
 
-Each subject and relation has one object, so a chain of facts has exactly one answer. A passage states only
-its entity's facts. The splits `run` (corpus, evaluation) and `warmstart` (demonstrations) share no invented
-word and no two relations in a row. Equal seed, split and sizes give equal bytes.
+The splits share no invented word and no two relations in a row. Equal seed, split and sizes give equal bytes.
 """
 
 import random
@@ -49,10 +47,7 @@ class DemoPassage:
 
 @dataclass(frozen=True)
 class Chain:
-    """A question of `hop` facts `entities[i] --relations[i]--> entities[i + 1]`, the last being the answer.
-
-    The passage `doc_ids[i]` states fact i. `entities` holds names and has one more item than `doc_ids`.
-    """
+    """`entities[i] --relations[i]--> entities[i + 1]`. `doc_ids[i]` states fact i. The last is the answer."""
 
     id: str
     hop: int
@@ -96,11 +91,7 @@ def generate_world(
     chains_per_hop: int = 100,
     chain_share: float = 1.0,
 ) -> World:
-    """Build the world of one seed and split.
-
-    All chains stay within a land of `chain_share` of the passages, which no other passage names. Raises
-    DataError if it has too few passages.
-    """
+    """Build a world whose chains stay in a land of `chain_share` passages. Raises DataError for too few."""
     lands = [share * passages for share in (chain_share, 1 - chain_share) if share]
     if min(lands) < MIN_PASSAGES:
         raise DataError(f"a demo world needs at least {MIN_PASSAGES} passages, got {min(lands):g}")
@@ -155,7 +146,6 @@ def _name_entities(world: World, passages: int, rng: random.Random) -> None:
 
 
 def _draw_facts(world: World, land: Set[str], rng: random.Random) -> None:
-    """Facts about the entities of one land, with objects from that land."""
 
     def of_kind(kind: str) -> list[str]:
         return [entity for entity in world.of_kind(kind) if entity in land]
@@ -185,7 +175,6 @@ def _draw_facts(world: World, land: Set[str], rng: random.Random) -> None:
 
 
 def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
-    """Sentences of one or two clauses. The first defines the thing, the others come in random order."""
     relations = [name for name in RELATIONS if (entity.id, name) in world.facts]
     relations[1:] = rng.sample(relations[1:], len(relations) - 1)
     clauses = [say(rng, name, world.name(world.facts[entity.id, name])) for name in relations]
@@ -196,7 +185,6 @@ def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
 
 
 def _draw_chains(world: World, hop: int, count: int, land: Set[str], rng: random.Random) -> list[Chain]:
-    """`count` chains without a shortcut, spread evenly over their first documents."""
     chains: list[Chain] = []
     walks = [
         (things, relations)

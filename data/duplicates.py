@@ -1,10 +1,6 @@
-"""Duplicates among accepted questions: the same words, or the same meaning.
+"""Duplicates among accepted questions: equal words, or similar embeddings and one answer or document.
 
-Near-duplicates have similar question embeddings (by the run's own embedder) and share the answer or the
-document. Two very similar questions about one document with different answers mean that one answer is wrong.
-
-The threshold depends on the embedder, since E5 puts any two questions above 0.7. `measured_cosine` measures
-it on rephrased questions of the demo world.
+The threshold depends on the embedder, since E5 puts any two questions above 0.7: see `measured_cosine`.
 """
 
 import random
@@ -20,19 +16,13 @@ from verl_ext.method.answers import normalize_answer
 Embed = Callable[[Sequence[str]], np.ndarray]
 
 CAUGHT_SHARE = 0.9
-"""Share of rephrasings that the measured cosine catches.
-
-Over six demo worlds with packaged-minilm, 0.9 gives a cosine of 0.86 to 0.87, which 0.1 % of the pairs of
-different questions with one answer reach. 0.95 doubles these false alarms, and 0.8 (cosine 0.90) avoids few.
-A false alarm costs one pair, which another sample may replace.
-"""
+"""Share of rephrasings to catch. On six demo worlds, 0.1 % of other pairs are false alarms, 0.2 % at 0.95."""
 
 
 class AcceptedQuestions:
     """The accepted questions. Embeds only candidates that share an answer or document with another prompt."""
 
     def __init__(self, candidates: Sequence[Pair], embed: Embed | None, cosine: float) -> None:
-        """Prepare for these candidates. Without `embed` nothing is a near-duplicate."""
         self._cosine = cosine
         self._by_words: dict[str, Pair] = {}
         self._sharing: dict[Hashable, list[Pair]] = defaultdict(list)  # by answer and by document
@@ -49,10 +39,9 @@ class AcceptedQuestions:
         return self._by_words.get(normalize_answer(pair.question))
 
     def same_meaning(self, pair: Pair) -> tuple[Pair, float] | None:
-        """Return the accepted pair with the closest question, if it is close enough, and the cosine.
+        """Return the accepted pair with the closest question, if close enough, and the cosine.
 
-        Without a common word in the answers, the cosine must be halfway from the threshold to 1, which 1 in
-        200 pairs of different questions about one document reach, and 6 in 10 rephrasings.
+        Answers without a common word need a cosine halfway to 1: 1 in 200 different pairs reach it.
         """
         others = [other for key in _shares(pair) for other in self._sharing[key]]
         if not others:
@@ -103,7 +92,6 @@ def _key(pair: Pair) -> Hashable:
 
 
 def _shares(pair: Pair) -> tuple[Hashable, Hashable]:
-    """What two near-duplicates have in common: the answer or the document."""
     return ("answer", normalize_answer(pair.answer)), ("document", pair.document)
 
 

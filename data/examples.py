@@ -1,9 +1,6 @@
-"""A few accepted and rejected questions for a person to read, each with its reason.
+"""A few accepted and rejected questions for a person to read, spread over hops or reasons for refusal.
 
-    shown = of_selection(selection, records_by_key)
-    shown.accepted[0].evidence, shown.rejected[0].reason
-
-The choice is deterministic and spread over hops, or over reasons for refusal.
+`of_selection(selection, prompts, records).rejected[0].reason` says why.
 """
 
 from collections import defaultdict

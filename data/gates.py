@@ -1,10 +1,6 @@
-"""The gates between a synthesized pair and the solver's training data.
+"""The gates between a synthesized pair and the solver's training data (measured in bench/gates.py).
 
-    gates = Gates(GateSettings(), embed=embedder.encode_queries, benchmark_questions=questions)
-    reasons = gates.judge(pair)        # {} passes, else {"evidence": "evidence: the answer …"}
-
-Each gate returns None or a reason that begins with its name. duplicates and near_duplicates compare a pair
-with those accepted before. bench/gates.py measures each gate's hits and false alarms.
+`Gates(GateSettings(), embed=embed, benchmark_questions=questions).judge(pair)` is {} if it passes.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,10 +39,7 @@ class GateSettings:
 
 
 def evidence(pair: Pair) -> str | None:
-    """Gate: the answer can be found, and the question concerns something that was read.
-
-    No text contains yes or no, so then all names of the question must occur.
-    """
+    """Gate: the texts read have the answer and concern the question. For yes or no, all its names occur."""
     retrieved = retrieved_passages(pair.trajectory)
     named = share_of_names(pair.question, "\n".join([pair.document, *retrieved]))
     if named == 0:

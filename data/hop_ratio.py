@@ -14,9 +14,7 @@ def prompts_file(hop_ratio: Sequence[int]) -> str:
 
 
 def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
-    """Split `total` into counts in the ratio `weights` (Hamilton's method). Raises DataError if
-    impossible.
-    """
+    """Split `total` in the ratio `weights` (Hamilton's method). Raises DataError if impossible."""
     if total < 0 or min(weights, default=-1) < 0 or sum(weights) == 0:
         raise DataError(
             f"cannot split {total} in the ratio {':'.join(map(str, weights)) or '(empty)'}: "
@@ -31,10 +29,7 @@ def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def assign_hops(hops: Sequence[int], carried: Sequence[int], rng: random.Random) -> list[int]:
-    """Return each row's hop count: at most what its document carries, and as many of each as `hops` has.
-
-    If too few rows carry several hops, the counts share them in their ratio and the rest become fewer hops.
-    """
+    """Return each row's hops, at most `carried`, as many of each as `hops` has, or else in that ratio."""
     carried = carried[: len(hops)]
     if not hops or min(carried) >= max(hops):
         return list(hops)

@@ -1,9 +1,6 @@
 """A journal of long work: one JSON line per finished piece, so that a kill loses only pieces in progress.
 
-    with Journal(path, identity={"model": …, "prompts": …}) as journal:
-        done = {record["key"] for record in journal.records}
-
-A journal of another `identity` (its first line) is refused. Opening it cuts off an incomplete last line.
+`with Journal(path, identity={"model": …, "prompts": …}) as journal: journal.append({"key": 7})`
 """
 
 from __future__ import annotations

@@ -1,10 +1,6 @@
-"""Whether a question gives its answer away, openly or in disguise.
+"""Whether a question gives its answer away, openly or in disguise. Texts are compared by appearance.
 
-    given_away("Who leads Oslo, Mayor V e l l?", "Vell")    # "spelt letter by letter"
-
-Texts are compared by appearance: full-width forms, accents, invisible characters, and Greek and Cyrillic
-letters that look Latin make no difference. The table of look-alikes is the part of Unicode's confusables.txt
-(UTS 39) for these alphabets.
+`given_away("Who leads Oslo, Mayor V e l l?", "Vell")` is "spelt letter by letter".
 """
 
 import re
@@ -18,11 +14,10 @@ _LOOK_ALIKES = str.maketrans(
     "\u051d\u04bb\u04cf\u03b1\u03b2\u03b5\u03b9\u03ba\u03bd\u03bf\u03c1\u03c4\u03c5\u03c7\u03b3\u0131",
     "abekmhopctyxsijdqwhlabeikvoptuxyi",
 )
-"""Small letters, each with the Latin one that it or its capital looks like."""
+"""Small letters, each with its Latin look-alike, from Unicode's confusables.txt (UTS 39)."""
 _ARTICLES = frozenset(("a", "an", "the"))
 _PLURAL = re.compile(r"(?<=..)(?:ies|(?<=[sxz])es|(?<=[cs]h)es|(?<![su])s)$")
-_STEM_LETTERS = 5
-"""A longer word that begins with an answer of this length gives it away, as Parisian does Paris."""
+_STEM_LETTERS = 5  # A longer word that begins with such an answer gives it away, as Parisian does Paris
 _PART_LETTERS = 4  # a part of a name gives the name away from this length on
 _UNITS = (
     *("", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
@@ -81,13 +76,11 @@ def _singular(words: Sequence[str]) -> list[str]:
 
 
 def _begins_a_word(asked: Sequence[str], answered: Sequence[str], answer: str) -> bool:
-    """Whether a one-word name begins a word of the question."""
     is_name = len(answered) == 1 and answer.strip()[:1].isupper() and len(answered[0]) >= _STEM_LETTERS
     return is_name and any(word.startswith(answered[0]) for word in asked)
 
 
 def _spelt(question: str) -> list[str]:
-    """What runs of three or more single letters spell."""
     text = "".join(word if len(word) == 1 else " " for word in words_of(question, articles=True))
     return [run for run in text.split() if len(run) >= 3]
 
@@ -131,6 +124,5 @@ def _has_year(asked: Sequence[str], year: str) -> bool:
 
 
 def _in_words(number: int) -> list[str]:
-    """A number below 100 as words, none for 0."""
     pair = [_UNITS[number]] if number < 20 else [_TENS[number // 10], _UNITS[number % 10]]
     return [word for word in pair if word]

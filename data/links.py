@@ -1,8 +1,6 @@
 """Estimates how many hops the documents of a corpus can carry, from which documents name others.
 
-A document leads to those whose title or file name its text contains, unless that name is common: a twentieth
-of the documents have it, or one in two hundred has a single small-letter word. Paraphrases and scripts
-without spaces are not counted.
+A document leads to each one whose title or file name it contains, unless that name is common.
 """
 
 import re
@@ -15,8 +13,7 @@ from search.indexing.chunking import document_of
 Entry = tuple[str, str, str]  # id, title and text of an index entry: a document or a chunk of one
 
 LONGEST = 4  # longest chain that is followed
-MEASURED = 50_000
-"""Largest corpus whose links are counted, in entries. Its texts are in memory and each word is looked up."""
+MEASURED = 50_000  # Largest corpus whose links are counted, in entries: its texts are in memory
 _LONGEST_NAME = 6  # words
 _COMMON = 0.05
 _COMMON_WORD = 0.005

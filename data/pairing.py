@@ -1,8 +1,6 @@
 """Reads each row of a written solver file back and checks that its fields belong together.
 
-Question, answer and prompt must follow from the row's own trajectory, the document from the challenger prompt
-with the row's index, and the trajectory must be the accepted one. Published code for this step has written
-new answers next to old prompts, so a mismatch is an error.
+Published code for this step has written new answers next to old prompts, so a mismatch is an error.
 """
 
 import json
@@ -32,10 +30,7 @@ def check_pairing(
     generator_checkpoint: str,
     shown_as: Path | None = None,
 ) -> int:
-    """Read the file back, check every row, and return their number.
-
-    `shown_as` is the file's final name for errors. Raises PairingError.
-    """
+    """Check every row of the file (`shown_as` in errors). Returns their number. Raises PairingError."""
     name = shown_as or path
     awaited = {pair.prompt_index: pair for pair in pairs}
     tools = {"search": {"create_kwargs": {"data_source": source}}}
@@ -60,7 +55,6 @@ def check_pairing(
 def _fault(
     row: Mapping[str, Any], pair: Pair, prompt_row: Mapping[str, Any], ask: Ask, same: tuple[Any, ...]
 ) -> str | None:
-    """The first field that does not belong to the others, or None."""
     extra, metadata = row["extra_info"], row["metadata"]
     try:
         trajectory = Trajectory.from_dict(json.loads(metadata["trajectory"] or ""))

@@ -1,8 +1,6 @@
-"""A synthesized question with its answer, document and conversation.
+"""A synthesized question with its answer, document and conversation, from a journaled sample record.
 
-Synthesis journals a *sample record* for each finished conversation:
-
-    {"prompt_index": 7, "sample": 2, "seed": 91, "trajectory": Trajectory.to_dict(), "tokens_in": …, …}
+`{"prompt_index": 7, "sample": 2, "seed": 91, "trajectory": Trajectory.to_dict(), "tokens_in": …, …}`
 """
 
 from collections.abc import Mapping
@@ -38,9 +36,7 @@ def question_and_answer(trajectory: Trajectory) -> tuple[str | None, str | None]
 
 
 def pair_of(record: Mapping[str, Any], prompt_row: Mapping[str, Any]) -> Pair | str:
-    """Return the pair of a record and its prompt, or a reason (`pair: …`). Raises DataError for a damaged
-    one.
-    """
+    """Return a record's pair, or a reason (`pair: …`). Raises DataError if the record is damaged."""
     extra = prompt_row["extra_info"]
     trajectory = trajectory_of(record)
     if record["prompt_index"] != extra["index"]:

@@ -1,8 +1,4 @@
-"""Training rows as parquet: schema, checks, reading and atomic writing.
-
-The schema is explicit, because a column of nulls (the target of challenger prompts) would get parquet's null
-type, and files with and without targets could not be read together. Parquet cannot store an empty struct.
-"""
+"""Training rows as parquet. The schema is explicit: a column of nulls would get parquet's null type."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -97,11 +93,7 @@ def write_training_rows(
 
 
 def read_parquet(path: Path, columns: Sequence[str] = tuple(TRAINING_SCHEMA.names)) -> pa.Table:
-    """Read `columns` of a training file and check nested fields, so that every struct is present in every
-    row.
-
-    Raises FileNotFoundError, or DataError if the file is no parquet, is damaged, or lacks a column or field.
-    """
+    """Read `columns`, every struct in every row. Raises FileNotFoundError, or DataError for a bad file."""
     if not path.is_file():
         raise FileNotFoundError(f"no parquet file at {path}: prepare the data first or correct the path")
     with arrow_faults(path, "prepare the data again"), pq.ParquetFile(path) as file:
@@ -136,7 +128,6 @@ def arrow_faults(path: Path, advice: str) -> Iterator[None]:
 
 
 def _type_faults(found: pa.DataType, wanted: pa.Field, prefix: str = "") -> Iterator[str]:
-    """Where a column's type differs from the schema, by dotted path."""
     name, kind = prefix + wanted.name, wanted.type
     if pa.types.is_struct(kind) and pa.types.is_struct(found):
         for inner in kind:
@@ -158,7 +149,6 @@ def _type_faults(found: pa.DataType, wanted: pa.Field, prefix: str = "") -> Iter
 
 
 def _null_faults(column: pa.ChunkedArray, wanted: pa.Field, prefix: str = "") -> Iterator[str]:
-    """The structs of a column that are null in some row."""
     if not pa.types.is_struct(wanted.type):
         return
     name = prefix + wanted.name
@@ -177,7 +167,6 @@ def check_training_rows(rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _fault(row: Mapping[str, Any]) -> str | None:
-    """The first way in which a row breaks the contract, or None."""
     if missing := _missing_fields(row, TRAINING_SCHEMA):
         return f"missing {', '.join(missing)}"
     source = _SOURCE.fullmatch(str(row["data_source"]))

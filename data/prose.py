@@ -1,9 +1,6 @@
 """Which parts of a text can be asked about: sentences, but not code, tables or lists of links.
 
-    prose_share("| `'B'` | `unsigned_char(bitwise=True)` |")    # 0.0
-    without_lead_in("It has two parts. The output is:")         # "It has two parts."
-
-Fenced text is code even if a cut tore the fence. Comments and headings do not count either.
+`prose_share("| B | unsigned_char(bitwise=True) |")` is 0.0.
 """
 
 import re
@@ -12,8 +9,7 @@ from itertools import groupby
 
 from search.indexing.boundaries import SENTENCE_END
 
-_RUN = 5
-"""Words in a row, without numbers, that make a sentence. Fewer are a label, a cell or a call's arguments."""
+_RUN = 5  # Words in a row, without numbers, that make a sentence. Fewer are a label, a cell or arguments
 _UNSPACED = 10  # letters in a row that make a sentence in a script without spaces
 _WORD = re.compile(
     r"[(\[{<\"'“‘«„*_`¿¡]*"

@@ -1,7 +1,6 @@
 """Reports how well a corpus suits questions: its used and skipped entries, and the hops it carries.
 
-report = quality(prompts, chains, index)
-write_quality(Path("data/quality.json"), report)
+`write_quality(Path("data/quality.json"), quality(prompts, chains, index))`
 """
 
 import json

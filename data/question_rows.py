@@ -1,10 +1,6 @@
-"""Finds the question of a record, whatever its fields are called.
+"""Finds a record's question by the field names of published benchmarks, Search-R1, FlashRAG and this project.
 
-    row = read_row({"Question": "Who founded Orrin?", "Answer": "Vell"}, FieldNames())
-    row.question, row.answers                             # "Who founded Orrin?", ("Vell",)
-
-Knows the field names of the seven published benchmarks, of their copies in Search-R1 and FlashRAG, and of
-this project's files. Ignores case, spaces and hyphens. `FieldNames` adds others.
+`read_row({"Question": "Who founded Orrin?", "Answer": "Vell"}, FieldNames()).answers` is ("Vell",).
 """
 
 import ast
@@ -118,7 +114,6 @@ def plain(name: str) -> str:
 
 
 def _first(record: Any, names: Sequence[str]) -> Any:
-    """The first of these fields that is not empty."""
     return next((value for name in names if (value := find(record, name)) not in (None, "", [])), None)
 
 

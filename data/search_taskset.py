@@ -1,9 +1,6 @@
 """Search of a corpus as an environment: the solver's task, tool and reward as `env=search`.
 
-    drzero train env=search hardware=cpu model=demo-policy +environment.options.train=QUESTIONS.parquet
-
-A row is a question with its answers from any file that `data.benchmarks` reads. Prompt, calls, passages and
-reward are the solver stage's. A search that the service fails to answer spoils the episode.
+`drzero train env=search hardware=cpu model=demo-policy +environment.options.train=QUESTIONS.parquet`
 """
 
 from collections.abc import Sequence
@@ -46,8 +43,7 @@ class SearchTaskset(Taskset):
         turns: int,
     ) -> None:
         self._files: dict[str, str] = {"train": train, "eval": eval}
-        self.client = SearchClient(url, topk=topk, deadline_s=deadline_s)
-        """Shared by all episodes. Its connections belong to the event loop that uses it."""
+        self.client = SearchClient(url, topk=topk, deadline_s=deadline_s)  # shared by all episodes
         self.response_limit, self.form, self.max_turns = response_limit, form, turns
         self.timeout_s = 2 * deadline_s
 

@@ -1,9 +1,6 @@
-"""Chooses one accepted pair from the samples of each prompt, or rejects the prompt with reasons.
+"""Chooses each prompt's sample with the best format score that passes all gates, or rejects the prompt.
 
-In index order, each prompt gets the sample with the best format score that
-passes all gates. Ties
-go to the lower sample number. Duplicates are judged against the pairs of earlier prompts, so the order in
-which samples finished does not matter.
+Duplicates are judged in index order, so the order in which samples finished does not matter.
 """
 
 from collections import Counter
@@ -55,9 +52,7 @@ class Selection:
     accepted: list[Pair]
     rejected: list[Rejection]
     counts: dict[str, Any]
-    """`prompts`, `samples`, `pairs`, `accepted`, `rejected`, and `gates`: the pairs that each gate judged and
-    refused, with a `note` for an idle gate.
-    """
+    """`prompts`, `samples`, `pairs`, `accepted`, `rejected`, and for `gates` the pairs judged and refused."""
 
 
 @dataclass
@@ -69,10 +64,8 @@ class _Candidates:
     doc_id: str
     pairs: list[Pair] = field(default_factory=list)
     refused: list[RefusedSample] = field(default_factory=list)
-    per_pair: list[dict[str, str]] = field(default_factory=list)
-    """Reasons against each pair from the per-pair gates, by gate."""
-    across_pairs: list[dict[str, str]] = field(default_factory=list)
-    """Reasons against each of `pairs`, given those accepted before it."""
+    per_pair: list[dict[str, str]] = field(default_factory=list)  # reasons against each pair, by gate
+    across_pairs: list[dict[str, str]] = field(default_factory=list)  # by gate, given the accepted pairs
 
 
 def select(
@@ -114,7 +107,6 @@ def prompts_by_index(prompts: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[
 
 
 def _candidates(row: Mapping[str, Any], records: Sequence[Record], gates: Gates) -> _Candidates:
-    """Judge each sample of one prompt by the per-pair gates."""
     extra = row["extra_info"]
     found = _Candidates(extra["index"], extra["hop"], extra["doc_id"])
     ordered = sorted(records, key=lambda record: record["sample"])
@@ -138,7 +130,6 @@ def _candidates(row: Mapping[str, Any], records: Sequence[Record], gates: Gates)
 
 
 def _choose(candidates: Sequence[_Candidates], gates: Gates) -> tuple[list[Pair], list[Rejection]]:
-    """Take the best of each prompt's pairs that duplicates no accepted one."""
     before = gates.accepted([pair for found in candidates for pair in found.pairs])
     accepted: list[Pair] = []
     rejected: list[Rejection] = []

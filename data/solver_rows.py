@@ -1,7 +1,6 @@
 """The solver's training data: accepted pairs as parquet rows, and the file of rejected prompts.
 
-`train.parquet` and `val.parquet` share no document. A hash of document and seed decides which documents are
-held out. Each file is read back and checked (data/pairing.py) before it gets its final name.
+Training and validation share no document: a hash of document and seed decides.
 """
 
 import json
@@ -51,10 +50,9 @@ def write_solver_split(
     max_val_rows: int = 1200,
     pairing: bool = True,
 ) -> SolverSplitReport:
-    """Write `train.parquet` and `val.parquet` in the order of the prompts.
+    """Write `train.parquet` and `val.parquet` (at most `val_share` and `max_val_rows`, but one document).
 
-    Validation gets at most `val_share` of the rows and `max_val_rows`, but at least one document. Raises
-    DataError without accepted pairs, PairingError if a row read back is inconsistent.
+    Raises DataError without accepted pairs, PairingError if a row read back is inconsistent.
     """
     if not accepted:
         raise DataError(
@@ -101,7 +99,6 @@ def write_solver_split(
 def _solver_row(
     pair: Pair, split: str, messages: list[dict[str, str]], prompt: Mapping[str, Any], checkpoint: str
 ) -> dict[str, Any]:
-    """One row: the prompt, the answer, and their source."""
     extra_info = {
         "index": pair.prompt_index,
         "split": split,
@@ -117,9 +114,7 @@ def _solver_row(
 
 
 def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
-    """Write `rejects.jsonl`, a line for each prompt without a pair. `samples` is empty if services failed for
-    all.
-    """
+    """Write `rejects.jsonl`, a line per prompt without a pair. `samples` is empty if services failed."""
     path = out_dir / REJECTS
     write_jsonl(path, (rejection.to_dict() for rejection in rejected))
     return path

@@ -1,7 +1,4 @@
-"""Whether a text is one clear question without template text.
-
-The word patterns are English. A question in another language is judged only by its punctuation.
-"""
+"""Whether a text is one clear question, in English words or in any language's punctuation."""
 
 import re
 import unicodedata
@@ -93,9 +90,7 @@ _SAME_LETTERS = 4  # names that share this many first letters count as one: Norw
 
 
 def is_question(text: str) -> bool:
-    """Whether three or more words end with a question mark or open like a question ("In which …", "Name the
-    …").
-    """
+    """Whether three or more words end with a question mark or open like a question ("Name the …")."""
     bare = unicodedata.normalize("NFKC", text).strip(_AROUND)
     if len(space_characters(bare).split()) < 3 or _EXCLAIMS.match(bare):
         return False

@@ -1,8 +1,6 @@
-"""The words of the demo world: invented names, and each relation as statement, noun phrase and question.
+"""The words of the demo world (world_language.yaml): names, and relations as clause, noun phrase, question.
 
-In `RELATIONS`, `says` are clauses of a passage ("was born in {y}"), `means` are noun phrases for the object
-("the birthplace of {x}", empty for a plain value, which ends a walk), `asks` are questions for the object.
-The words themselves are in world_language.yaml.
+`means`, such as "the birthplace of {x}", is empty for a plain value, which ends a walk.
 """
 
 import random
