@@ -1,7 +1,4 @@
-"""Request bodies with the fields that OpenAI's, vLLM's and SGLang's clients send.
-
-A field that the engine cannot honour is refused by name, unless it asks for nothing (0 or null).
-"""
+"""Request bodies. A field that the engine cannot honour is refused by name, unless it asks for nothing."""
 
 from typing import Annotated, Any, Literal
 

@@ -2,7 +2,11 @@
 
     r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2, and 0 without integrity
 
-`k` of `n` attempts are right. After a failure of a service the sample is invalid and counts nowhere.
+    question, answer = extract_pair(trajectory)
+    if has_integrity(question, answer): k = number of right attempts of n, None unless all n finished
+    score = challenger_reward(trajectory, document, hop, n=n, k=k)
+
+After a failure of a service the sample is invalid and counts nowhere.
 """
 
 from dataclasses import dataclass

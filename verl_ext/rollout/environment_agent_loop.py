@@ -1,7 +1,4 @@
-"""The `environment` loop: veRL's rollout of any environment (veRL 0.9.1).
-
-Each branch of an episode becomes a row. One without a score is left out of the update and counted.
-"""
+"""The `environment` loop: veRL's rollout of any environment, one row for each branch (veRL 0.9.1)."""
 
 import functools
 import json

@@ -1,7 +1,4 @@
-"""The reference engine as a veRL rollout (veRL 0.9.1): `actor_rollout_ref.rollout.name=reference`.
-
-The training worker's adapter sends the weights through Ray's object store.
-"""
+"""The reference engine as a veRL rollout (veRL 0.9.1): `actor_rollout_ref.rollout.name=reference`."""
 
 from collections.abc import Generator, Sequence
 from typing import Any

@@ -1,7 +1,4 @@
-"""The `search` tool as veRL loads it (veRL 0.9.1), from `config/search_tool_config.yaml`.
-
-A service that fails past its deadline makes the sample invalid. A wrong address or token ends the run.
-"""
+"""The `search` tool for veRL 0.9.1. Its failure makes the sample invalid, a bad address ends the run."""
 
 from typing import Any
 

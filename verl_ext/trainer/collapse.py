@@ -1,7 +1,4 @@
-"""Collapse alarms: signs that self-play training degenerates, raised while the run can still be stopped.
-
-Averages over a window, because single steps vary. A resumed run compares with its restart.
-"""
+"""Collapse alarms, on averages over a window of steps. A resumed run compares with its restart."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Counts what veRL's replay buffer holds and what became of every sample (veRL 0.9.1).
-
-veRL counts groups (prompts), the file counts samples, `rollouts_per_prompt` to a group.
-"""
+"""Counts the samples in veRL's replay buffer (veRL 0.9.1), `rollouts_per_prompt` to a group (prompt)."""
 
 import math
 import threading

@@ -1,6 +1,6 @@
-"""A load test of veRL's queues and replay buffer without a model (veRL 0.9.1), started by `drzero flow-test`.
+"""A load test of veRL's queues and replay buffer without a model (veRL 0.9.1), for `drzero flow-test`.
 
-Workers sleep and write random tokens instead of a rollout, and the trainer sleeps instead of an update.
+python -m verl_ext.trainer.flow_load RUN_DIR/resolved.yaml
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""The model's endpoint for the library's train client: `POST /inference/v1/generate` on 127.0.0.1.
-
-Requests name the episode's trace, whose id is secret, and carry only token ids.
-"""
+"""The model's endpoint for the library's train client, which sends token ids and its trace's secret id."""
 
 import asyncio
 import json

@@ -99,7 +99,7 @@ class Host:
         if ended:
             self._loop.close()
             return
-        # A shielded cleanup that is destroyed unfinished would loop forever, so its thread does not end.
+        # Destroyed unfinished, a shielded cleanup loops forever. Without an end, the thread keeps it alive.
         threading.Event().wait()
 
     async def _serve(self) -> None:

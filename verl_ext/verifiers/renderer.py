@@ -1,7 +1,4 @@
-"""A renderer for the library `verifiers` with this project's chat code, so that ids only grow.
-
-The library's fallback for ChatML models changes sampled ids. It builds this one in a process pool.
-"""
+"""A renderer for the library `verifiers` whose ids only grow. The library's fallback changes sampled ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
