@@ -1,8 +1,6 @@
 """Async client of the retrieval service: one deadline for all attempts, jittered back-off, clear failures.
 
-    passages = await SearchClient("http://127.0.0.1:8000").retrieve(["who founded Orrin"])
-
-One client can serve several event loops and threads: each loop gets its own connection pool.
+`passages = await SearchClient("http://127.0.0.1:8000").retrieve(["who founded Orrin"])`
 """
 
 import asyncio
@@ -56,7 +54,7 @@ class _ServerFailure(Exception):
 
 
 class SearchClient:
-    """Client of one retrieval server, with the environment's bearer token (TokenUnusable if invalid).
+    """Client of one server, for several event loops and threads. Raises TokenUnusable for a bad bearer token.
 
     `deadline_s` (seconds) bounds a whole `retrieve`, waits included. One attempt gets a third of it.
     """
@@ -71,10 +69,9 @@ class SearchClient:
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Passage]]:
-        """Return each query's passages, best first.
+        """Return each query's passages, best first, or raise SearchUnavailable or SearchRequestError.
 
-        Raises SearchUnavailable if failures last until the deadline, or the same 500 comes `SAME_FAILURES`
-        times, SearchRefused for queries too long or too many, SearchRequestError for other answers.
+        SearchUnavailable: failures until the deadline, or the same 500 `SAME_FAILURES` times.
         """
         if not queries:
             return []
@@ -113,7 +110,6 @@ class SearchClient:
             await pool.aclose()
 
     def _pause_s(self, failures: Sequence[Exception], left_s: float) -> float:
-        """Return the seconds to wait before the next attempt; `left_s` remain until the deadline."""
         requested = getattr(failures[-1], "retry_after_s", 0.0)
         if not requested:
             # Already far beyond the longest pause; 2**1000 would overflow.

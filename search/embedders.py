@@ -1,9 +1,8 @@
-"""Text embedders: any sentence-transformers model, with the prefixes it was trained with.
+"""Text embedders: any sentence-transformers model, with its prefixes: a missing one silently costs recall.
 
     vectors = Embedder(EmbedderSpec("packaged-minilm")).encode_queries(["who founded Orrin"])
 
-A missing prefix silently costs recall, so it follows from the model's name and is recorded. Texts skip
-`SentenceTransformer.encode` and its fixed cost per call (bench/README.md, Encoders).
+Texts skip `SentenceTransformer.encode` and its fixed cost per call (bench/README.md, Encoders).
 """
 
 import hashlib

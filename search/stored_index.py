@@ -1,8 +1,6 @@
 """The interface between a retrieval service and its index, in either back end (without importing any).
 
-with closing(index.open()) as store:     # a `ChromaIndex` or `FaissIndex`
-    store.check_embedder(embedder)
-    store.query(embeddings, topk=3)
+`with closing(index.open()) as store: store.query(embeddings, topk=3)` takes a `ChromaIndex` or `FaissIndex`.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -22,8 +20,7 @@ SCHEMA_VERSION = 3
 DISTANCE: Literal["cosine"] = "cosine"
 # The same text and weights differ by precision only (fp16 against fp32: about 1e-3).
 SAME_VECTOR_COSINE = 0.99
-DATABASE_FILE, INDEX_FILE = "chroma.sqlite3", "index.faiss"
-"""The main file of a Chroma folder, and of a FAISS folder that this project built."""
+DATABASE_FILE, INDEX_FILE = "chroma.sqlite3", "index.faiss"  # of a Chroma folder, and of our FAISS folder
 _OF_A_SHARD = ("shard", "whole")
 _LATER = ("draws", *_OF_A_SHARD)  # Metadata that a collection may lack
 
@@ -45,12 +42,9 @@ class CollectionInfo:
     distance: str = DISTANCE
     normalised: bool = True
     schema_version: int = SCHEMA_VERSION
-    draws: int = 0
-    """`search.chroma.store.DRAWS` if every record has its `draw`, as in new collections, else 0."""
-    shard: str = ""
-    """A shard's number and the number of shards, such as 0/4; else empty."""
-    whole: str = ""
-    """For a shard, the `version` of all shards' documents together."""
+    draws: int = 0  # `search.chroma.store.DRAWS` if every record has its `draw`, else 0
+    shard: str = ""  # its number and the number of shards, such as 0/4, else empty
+    whole: str = ""  # for a shard, the `version` of all shards' documents together
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any] | None) -> "CollectionInfo | None":
@@ -72,8 +66,7 @@ class StoredIndex(Protocol):
     info: CollectionInfo
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
-        """Return the nearest passages of each row of `embeddings` (n, dimension), best first, by cosine
-        similarity.
+        """Return the nearest passages of each row of `embeddings` (n, dimension), best cosine first.
 
         A `topk` beyond the index's size returns all. Raises StoreUnavailable if it cannot answer now.
         """
@@ -97,8 +90,7 @@ class StoredIndex(Protocol):
 class Index(Protocol):
     """The location of an index that is not open yet."""
 
-    setting: ClassVar[str]
-    """The config key of its location."""
+    setting: ClassVar[str]  # the config key of its location
 
     @property
     def name(self) -> str:

@@ -1,7 +1,4 @@
-"""The wire format between retrieval server and clients, which is Search-R1's.
-
-`POST /retrieve {"queries": [str], "topk": int, "return_scores": bool}` answers `{"result": [[item]]}`.
-"""
+"""Search-R1's wire format: {"queries": [str], "topk": int, "return_scores": bool} to {"result": [[item]]}."""
 
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
 

@@ -1,9 +1,7 @@
-"""Find damage in a Chroma folder before it is served: cut-off files, and content that is not as published.
+"""Find damage in a Chroma folder before it is served: Chroma serves flipped bits, or crashes on them.
 
-Chroma checks nothing itself: a flipped bit in a vector file gives other passages, or crashes the process.
-This module reads Chroma's private tables and vector files, as chromadb 1.5 writes them (`KNOWN_CHROMADB`).
-The hashes do not stop an attacker, who could write new ones. On one core, 60,000 chunks in a database of 300
-MB take 1 s, a gigabyte of vector files 0.6 s.
+Reads Chroma's private tables and vector files, as chromadb 1.5 writes them (`KNOWN_CHROMADB`). On one core,
+60,000 chunks in a database of 300 MB take 1 s, a gigabyte of vector files 0.6 s.
 """
 
 import hashlib
@@ -122,7 +120,6 @@ def _vector_fault(vectors: Path) -> str | None:
 
 
 def _check_version() -> None:
-    """Raise StoreError for a chromadb whose private files this module may misread."""
     installed = version("chromadb")
     if not installed.startswith(f"{KNOWN_CHROMADB}."):
         raise StoreError(

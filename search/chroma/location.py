@@ -1,8 +1,6 @@
 """Where a Chroma is, and how to open it: a folder, or a Chroma server (`chroma run`, Chroma Cloud).
 
-    with connect("https://api.trychroma.com/TENANT/DATABASE") as client: ...  # the key from CHROMA_API_KEY
-
-Every call to a server has a timeout. The API key is sent only over TLS or within this machine.
+`with connect("https://api.trychroma.com/TENANT/DATABASE") as client` sends the key from CHROMA_API_KEY.
 """
 
 import os
@@ -36,8 +34,7 @@ _WRITE_TIMEOUT_S = 120.0  # A write also builds the graph
 
 
 _quota_lock = threading.Lock()
-_semaphores: dict[tuple[str, int], threading.BoundedSemaphore] = {}
-"""By place and number of reads: all shards of a server share its quota."""
+_semaphores: dict[tuple[str, int], threading.BoundedSemaphore] = {}  # by place and number of reads
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,6 @@
-"""A Chroma index: one collection, or shards that are asked at once and whose answers are merged.
+"""A Chroma index: one collection, or shards asked at once. If one shard cannot answer, the query fails.
 
-    with closing(chroma_index(["outputs/corpus/chromadb"], "corpus", shards=4).open()) as store:
-        store.query(embeddings, topk=3)
-
-If one shard cannot answer, the query fails and names the shard.
+`with closing(chroma_index(["outputs/corpus/chromadb"], "corpus", shards=4).open()) as store: ...`
 """
 
 import hashlib

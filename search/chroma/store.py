@@ -1,10 +1,8 @@
 """The Chroma store: collections that record which embedder built them (`CollectionInfo`, written last).
 
-    with open_collection("outputs/corpus/chromadb", "corpus") as store:
-        store.query(embeddings, topk=3)
+    with open_collection("outputs/corpus/chromadb", "corpus") as store: store.query(embeddings, topk=3)
 
-A `Store` answers from the collection that it opened, or raises StoreUnavailable until that one is back. It
-refuses another version until a restart: the server's checks and cache are about the first.
+A `Store` refuses another version until a restart: the server's checks and cache are about the first.
 """
 
 import hashlib
@@ -72,8 +70,7 @@ SYNC_THRESHOLD = 1000
 # Writes of the vector files while a collection is built, see bench/README.md, Writing an index. Chroma's own
 # threshold would give chunks / 1,000 writes.
 SYNCS = 8
-DRAW = "draw"
-"""The key, in each record's metadata, of a number by the hash of its id: samples are drawn by it."""
+DRAW = "draw"  # metadata key of a number by the hash of the record's id, for drawing samples
 DRAWS = 2**16  # How many such numbers there are: 320 of 21 million records share one, two pages from a server
 _DRAWN_TOGETHER = 2000  # Most numbers per call: SQLite limits a query's variables
 _DRAWN_IDS = 5000  # Ids drawn at a time: each query by metadata scans the collection, some 0.2 µs a record
@@ -311,9 +308,8 @@ class Store:
 
 
 class _OpenCollection:
-    """One opening of a collection, and whether that collection is still there.
+    """One opening of a collection. A replaced folder has another inode. Every opening changes its time.
 
-    A replaced folder has another inode. Its time alone means little, because every opening writes to it.
     Never call Chroma while a folder is missing: it would create an empty one.
     """
 
@@ -374,7 +370,6 @@ class _OpenCollection:
         return True
 
     def is_unchanged(self) -> bool:
-        """Whether the collection is still the opened one; for a folder, whether the folder is."""
         try:
             if self._place.folder is None:
                 return self._is_same()
@@ -396,7 +391,6 @@ class _OpenCollection:
 
 
 def _title(metadata: Mapping[str, Any] | None) -> str:
-    """The title in a record's metadata, which other tools' records may lack."""
     return str((metadata or {}).get("title") or "")
 
 

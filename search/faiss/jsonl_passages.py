@@ -1,10 +1,8 @@
 """The passages of a JSONL file by line number, in constant memory.
 
-    with closing(JsonlPassages(Path("wiki-18.jsonl"))) as passages:
-        passages[20_999_999].title
+    with closing(JsonlPassages(Path("wiki-18.jsonl"))) as passages: passages[20_999_999].title
 
-Lines hold `title` and `text`, or Search-R1's `contents`. One pass finds where each begins. The offsets stay
-in `.NAME.lines` (8 bytes a line) until the JSONL's size or time changes.
+The lines' offsets stay in `.NAME.lines` (8 bytes a line) until the JSONL's size or time changes.
 """
 
 import hashlib
@@ -67,7 +65,6 @@ class JsonlPassages:
         return len(self._starts) - 1
 
     def __getitem__(self, row: int) -> StoredPassage:
-        """Return the passage of a row. Raises StoreError for a bad line."""
         start, end = map(int, self._starts[row : row + 2])
         return self._parse(os.pread(self._file.fileno(), end - start, start), row)
 

@@ -1,9 +1,6 @@
-"""The files of a FAISS index: the index, its passages, and the record that our own build leaves.
+"""The files of a FAISS index: the index, its passages, and our own build's record. Does not import FAISS.
 
-    find_files("outputs/corpus/faiss")                    # a folder that prepare-data built
-    find_files("wiki/e5_Flat.index", "wiki/wiki-18.jsonl")    # a prebuilt index
-
-This module does not import FAISS.
+`find_files("outputs/corpus/faiss")` is our own, `find_files("e5.index", "wiki-18.jsonl")` a prebuilt one.
 """
 
 import hashlib

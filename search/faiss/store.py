@@ -1,10 +1,8 @@
-"""The FAISS store: an index file, and the JSONL whose lines are the passages of its rows.
+"""The FAISS store: any index over unit vectors whose row i is line i of a JSONL corpus.
 
-    with closing(FaissIndex("wiki/e5_Flat.index", "wiki/wiki-18.jsonl").open()) as store:
-        store.query(embeddings, topk=3)
+    with closing(FaissIndex("wiki/e5_Flat.index", "wiki/wiki-18.jsonl").open()) as store: ...
 
-It serves any FAISS index over unit vectors whose row i is line i of the corpus. The files are mapped into
-memory, and each query first checks that they have not changed. A replaced index is refused until a restart.
+The files are mapped into memory. Each query first checks them, and refuses a replaced index until a restart.
 """
 
 import logging
@@ -37,8 +35,7 @@ from search.wire import ScoredPassage
 
 log = logging.getLogger("search.server")
 
-SAME_CODE_COSINE = 0.7
-"""Least cosine of a vector with its code. A bound: another model's vector is about orthogonal."""
+SAME_CODE_COSINE = 0.7  # Least cosine of a vector with its code. Another model's is about orthogonal
 _UNIT = 1e-2  # How far a stored unit vector's length may be from 1; some indices are made in half precision
 _UNRECORDED = "unrecorded"
 _COSINE = {
@@ -201,14 +198,11 @@ class FaissStore:
 
 
 class _OpenFiles:
-    """One opening of an index and its corpus, and whether the files are still the same."""
-
     def __init__(self, index: FaissIndex) -> None:
         self.files = find_files(index.path, index.corpus)
         self._stamp = self._stat()  # before opening: a change in between is seen at the first query
         self._record = self.files.read_record()
         self.index = _read(self.files)
-        """As it is in the file."""
         self.passages = JsonlPassages(self.files.corpus, index.lines_folder)
         try:
             self.info = self._describe()
@@ -220,7 +214,6 @@ class _OpenFiles:
             raise
 
     def close(self) -> None:
-        """Release the files."""
         self.passages.close()
 
     def is_unchanged(self) -> bool:
@@ -244,7 +237,6 @@ class _OpenFiles:
                 ivf.set_direct_map_type(ivf.direct_map.NoMap)
 
     def embedded_text(self, passage: StoredPassage) -> str:
-        """Return the text that was embedded for a passage, without prefix."""
         if passage.contents is not None:
             return passage.contents
         if self._record is not None:
@@ -252,7 +244,6 @@ class _OpenFiles:
         return f'"{passage.title}"\n{passage.text}'  # of a corpus without contents, as Search-R1 makes them
 
     def _describe(self) -> CollectionInfo:
-        """Return how the index was built, as recorded or visible. Raises StoreError."""
         index, files = self.index, self.files
         if index.metric_type not in _COSINE or isinstance(index, faiss.IndexIDMap):
             raise StoreError(

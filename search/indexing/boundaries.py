@@ -1,7 +1,6 @@
-"""Find where to cut a text: after sections, paragraphs or sentences, but not inside a fence or table that
-fits.
+"""Find where to cut a text: after sections, paragraphs or sentences, not in a fence or table that fits.
 
-    cut = Boundaries(text, markdown=True).cut(start, most, fits)
+`cut = Boundaries(text, markdown=True).cut(start, most, fits)`
 """
 
 import re
@@ -45,12 +44,9 @@ class Boundaries:
 
     def __init__(self, text: str, markdown: bool) -> None:
         self._text = text
-        self._sections: list[int] = []
-        """Starts of headings."""
-        self._blocks: list[int] = []
-        """Starts of other blocks."""
-        self._whole: list[Span] = []
-        """Fences, tables, and headings with the first character below, in order and not nested."""
+        self._sections: list[int] = []  # starts of headings
+        self._blocks: list[int] = []  # starts of other blocks
+        self._whole: list[Span] = []  # fences, tables, headings with the first character below, in order
         if markdown and len(text) <= PARSED:  # a longer one is split as plain text
             self._read(text)
 

@@ -1,7 +1,6 @@
 """One build of an index or shard, which brings an existing one up to date (`search.indexing.shards.build`).
 
-You can repeat a build at any time: only new and changed documents are embedded, and a killed run resumes. All
-vectors go into a journal first. Then one pass writes the folder next to its place and renames it, so that
+A killed run resumes: all vectors go into a journal first. Then one pass writes a folder and renames it, so
 readers never see a mixture. A Chroma server is written in place, unit by unit, with a mark until the end.
 """
 
@@ -50,11 +49,7 @@ _DOCUMENTS_IN_PART = "{l_bar}{bar}| {n:.2f}/{total} docs [{elapsed}<{remaining}]
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """How to build an index.
-
-    `replace` permits replacing other content or settings. `workers` above one embed through Ray. `judge` may
-    raise before anything is embedded or written. `embed_only` leaves the vectors in the journal.
-    """
+    """`workers` above one embed through Ray. `judge` may raise before anything is embedded or written."""
 
     replace: bool = False
     chunking: Chunking = field(default_factory=Chunking)
@@ -65,11 +60,7 @@ class BuildOptions:
 
 @dataclass(frozen=True)
 class IndexReport:
-    """The result of a build. `built` is False if nothing changed, `is_written` if the journal has the
-    vectors.
-
-    `embedded` counts this run's chunks, `resumed` an earlier run's. `seconds` is wall clock.
-    """
+    """A result. `embedded` counts this run's chunks, `resumed` an earlier run's. `seconds` is wall clock."""
 
     info: CollectionInfo
     built: bool
@@ -136,7 +127,6 @@ def target_folder(folder: Path | None, name: str, is_kept: bool = False) -> Iter
 
 
 def _has_vectors(folder: Path) -> bool:
-    """Whether a journal holds any. False if it is damaged, or its run was killed before it had tables."""
     with suppress(sqlite3.Error), closing(IndexJournal(folder / JOURNAL, read_only=True)) as journal:
         return journal.vector_count() > 0
     return False
@@ -262,7 +252,6 @@ class Build:
         return count
 
     def _split(self, journal: IndexJournal, chunker: Chunker) -> None:
-        """Split documents that are not in the journal yet, one at a time in memory."""
         count, dropped = journal.select_unsplit()
         if dropped:
             print(f"dropped {dropped} chunks that an interrupted run had embedded of other documents")

@@ -2,8 +2,7 @@
 
     Chunker(Embedder(spec), Chunking(tokens=256, overlap=32)).split(document)
 
-A chunk ends with a section, paragraph or sentence (`search.indexing.boundaries`), and begins with the last
-short sentences of the one before, or last words after a torn one, so that a fact at the cut stays complete.
+A chunk begins with the last sentences or words of the one before, so that a fact at the cut stays complete.
 """
 
 import hashlib

@@ -41,8 +41,7 @@ SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_ver
 """Metadata that chunks and vectors depend on, besides the documents."""
 FOLDER_PAGE = 1000  # Records per call. A folder accepts 5,461, a server what its quota says.
 
-Embedded = Iterator[tuple[list[JournalRow], np.ndarray]]
-"""Chunks with their vectors (n, dimension), a unit at a time."""
+Embedded = Iterator[tuple[list[JournalRow], np.ndarray]]  # chunks and vectors (n, dimension), by unit
 
 
 def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,8 @@
-"""Embed with several GPUs, cores or machines, through Ray.
+"""Embed with several GPUs, cores or machines, through Ray. Machines need no shared file system.
 
     RAY_ADDRESS=head:6379 python -m search.index … --workers 64
 
-Each worker is an actor with its own `Embedder`, and gets the texts of the journal's units, so machines need
-no shared file system. Units are the same as in one process. Without RAY_ADDRESS a private Ray starts on
-127.0.0.1.
+Without RAY_ADDRESS a private Ray starts on 127.0.0.1.
 """
 
 import logging
@@ -43,9 +41,7 @@ class _Encoder:
 def embed_with_ray(
     journal: IndexJournal, units: int, spec: EmbedderSpec, workers: int
 ) -> Iterator[tuple[list[JournalRow], np.ndarray]]:
-    """Yield chunks and vectors, a unit at a time, in any order. Raises StoreError without enough GPUs or
-    cores.
-    """
+    """Yield units of chunks and vectors, in any order. Raises StoreError without enough GPUs or cores."""
     if not units:
         return
     private: dict[str, Any] = {}

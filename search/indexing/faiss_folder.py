@@ -2,8 +2,7 @@
 
     build(corpus, FaissFolder(Path("outputs/corpus/faiss"), "flat"), EmbedderSpec("packaged-minilm"))
 
-An update replaces the folder. Flat and HNSW give back unchanged vectors. PQ holds codes, so its corpus is
-embedded again. FAISS holds an index in memory until it is written.
+Flat and HNSW give back unchanged vectors. PQ holds codes, so an update embeds its corpus again.
 """
 
 import math

@@ -1,9 +1,7 @@
 """The journal of one index build, on disk: the corpus, the existing collection, and finished vectors.
 
-It finds duplicate ids, changed documents and chunks without vectors, in bounded memory. Units (about `UNIT`
-chunks of whole documents) are committed one at a time, so they survive a kill. Documents are compared by id
-and digest, so vectors stay usable if the corpus changes. A vector's last bits depend on its batch, so every
-run cuts the same units, in corpus order.
+Units (about `UNIT` chunks of whole documents) are committed one at a time, so they survive a kill. A vector's
+last bits depend on its batch, so every run cuts the same units, in corpus order.
 """
 
 import json

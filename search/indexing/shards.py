@@ -2,9 +2,7 @@
 
     report = build_index("corpus.jsonl", "chromadb", "wiki", EmbedderSpec("packaged-minilm"))
 
-A sharded corpus is surveyed as a whole, then cut into a file per shard. This process embeds shard after
-shard, while others insert the earlier ones. Each shard records the version of the
-whole, so that shards of two versions are never taken for one index.
+Each shard records the version of the whole, so that shards of two versions never serve as one index.
 """
 
 import json
@@ -115,10 +113,9 @@ def build(
     embedder: EmbedderSpec,
     options: BuildOptions | None = None,
 ) -> IndexReport:
-    """Index a corpus in any kind of index.
+    """Index a corpus in any kind of index. `options.judge` is called once, with the whole's needs.
 
-    Raises CorpusError, EmbedderError, AlreadyWriting if another build is running, StoreError, and what
-    `options.judge` raises. For shards it is called once, with the whole's needs.
+    Raises CorpusError, EmbedderError, AlreadyWriting if another build is running, or StoreError.
     """
     started, options = time.monotonic(), options or BuildOptions()
     corpus = source if isinstance(source, Corpus) else Corpus(source)

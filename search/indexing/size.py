@@ -1,8 +1,6 @@
-"""Estimate an index's needs: memory to serve and to build it, disk, hours.
+"""Estimate an index's memory, disk and hours, within `FACTOR` from some thousand chunks on.
 
-    IndexSize(chunks=21_000_000, dimension=768, text_bytes=21_000_000 * 650).serving_bytes
-
-Each constant says where it was measured. From some thousand chunks on, real indices are within `FACTOR`.
+`IndexSize(chunks=21_000_000, dimension=768, text_bytes=21_000_000 * 650).serving_bytes`
 """
 
 import math
@@ -111,10 +109,8 @@ class Planned:
     size: IndexSize
     chunks: int
     text_bytes: int
-    operations: int
-    """The embedder's floating-point operations per token."""
-    there: int
-    """Bytes of it already on disk."""
+    operations: int  # the embedder's floating-point operations per token
+    there: int  # bytes of it already on disk
 
     def embedding_seconds(self, speed: float) -> float:
         """Seconds to embed at `speed` floating-point operations per second."""
@@ -131,8 +127,7 @@ LEAST_POINTS = 39  # Sample vectors per centroid that FAISS asks for
 _LISTS = 4  # IVF lists per square root of the vectors. FAISS recommends 4 to 16.
 _SAMPLE = 50  # Sample vectors per list
 _CODE_NUMBERS = 4  # Numbers per byte of PQ code: a sixteenth of the memory
-_LINKED = 4 * 2 * FAISS_LINKS + 4 + 8 + 4 * FAISS_LINKS / (FAISS_LINKS - 1)
-"""Bytes of a vector's links: 272, as in files of 10,000 and 20,000 vectors."""
+_LINKED = 4 * 2 * FAISS_LINKS + 4 + 8 + 4 * FAISS_LINKS / (FAISS_LINKS - 1)  # bytes of its links: 272
 _ID = 8
 _LINE = 330  # Bytes of a corpus line besides title and text (names, ids, digest), and 8 for its offset
 _SAMPLES = 3  # Copies of the sample in memory while an IVF index is trained

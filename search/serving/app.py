@@ -1,8 +1,7 @@
 """The server's HTTP layer: Search-R1's wire format, limits, token, health, metrics, access log.
 
-`POST /retrieve` is a plain ASGI function, because at a thousand requests a second each layer costs as much as
-the answer's JSON. FastAPI serves the rest. A token protects `/retrieve` and `/index`. The other paths stay
-open for load balancers and Prometheus, and show nothing of the corpus.
+`POST /retrieve` is plain ASGI: at a thousand requests a second each layer costs as much as the answer's JSON.
+A token protects `/retrieve` and `/index`. The other paths stay open for load balancers and Prometheus.
 """
 
 import asyncio

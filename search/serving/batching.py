@@ -1,9 +1,8 @@
 """The scheduler: concurrent queries become batches, which are encoded and then searched.
 
-A free encoder takes what is queued, oldest first. It starts at once unless more queries are known to come: a
-request has reached the HTTP layer, or clients that were answered together have not all asked again. Then it
-waits until all are there, a batch is full, or the oldest query has waited `window_s`. A failed batch is
-repeated query by query, or as a whole, once, if its encoder died. All state belongs to the event loop.
+A free encoder starts at once unless more queries are known to come. Then it waits until all are there, a
+batch is full, or the oldest query has waited `window_s`. A failed batch is repeated query by query, or as
+a whole once if its encoder died. All state belongs to the event loop.
 """
 
 import asyncio
@@ -23,8 +22,7 @@ from search.serving.metrics import Metrics
 
 Answer = TypeVar("Answer")
 
-INDEX_THREADS = 2
-"""Batches searched at once: Chroma searches a batch in one thread, and a call to a server waits."""
+INDEX_THREADS = 2  # batches searched at once: Chroma searches a batch in one thread
 SMALLEST_SHARE = 8  # Two free encoders share the queue, but not in smaller parts, where fixed costs dominate
 CLOSE_S = 1.0
 _RATE_BATCHES, _RATE_S = 32, 20.0

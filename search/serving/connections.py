@@ -2,8 +2,7 @@
 
     uvicorn.Config(app, http=Connection)
 
-uvicorn (0.54) limits only idle connections that have had an answer. A client that sends nothing or half a
-head, or does not read, would keep its connection for ever. The app limits the body's time.
+uvicorn (0.54) limits only idle connections that have had an answer.
 """
 
 import asyncio

@@ -1,9 +1,7 @@
-"""One encoder replica: a process that turns texts into vectors. `search.serving.encoders` starts and feeds
-it.
+"""One encoder replica: a process that turns texts into vectors for `search.serving.encoders`.
 
-Its stdin is a socket for both directions. Requests are pickles, answers eight bytes of length and a pickle.
-It ends with its stdin, or when the server dies. It ignores SIGTERM and SIGINT: a stop of the process group
-must not kill the encoder of requests that the server still answers.
+Its stdin is a socket: requests are pickles, answers eight bytes of length and a pickle. It ignores SIGTERM
+and SIGINT: a stop of the process group must not kill the encoder of open requests.
 """
 
 import json
@@ -37,8 +35,8 @@ def split_by_length(texts: Sequence[str]) -> Iterator[list[int]]:
 def tokenizer_folds(embedder: Embedder) -> bool:
     """Return whether `search.serving.service.fold` provably never changes a query's tokens.
 
-    BERT's normaliser drops case and control characters, its splitter white space, before anything but special
-    tokens, which must contain a bracket. A prefix must end in white space.
+    BERT's normaliser drops case and control characters, and its splitter drops white space. Only special
+    tokens come earlier, and they contain a bracket. A prefix must end in white space.
     """
     try:
         plan = json.loads(embedder.plain_tokenizer().to_str())

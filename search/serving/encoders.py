@@ -1,9 +1,6 @@
-"""Encoder replicas: processes that hold the embedding model, seen from the server's event loop.
+"""Encoder replicas: processes with the embedding model, which would hold the server's Python lock.
 
-    async with EncoderPool(spec, replicas=2, threads=1, metrics=metrics) as pool:
-        vectors = await pool.encode(["who founded Orrin"])
-
-A model in the server would hold Python's lock, and crash the server with it. A dead replica is replaced.
+`async with EncoderPool(spec, replicas=2, threads=1, metrics=metrics) as pool: await pool.encode(["who …"])`
 """
 
 import asyncio
@@ -69,10 +66,8 @@ class _Replica:
     """One process, at the other end of a socket, with at most one open request."""
 
     def __init__(self, number: int) -> None:
-        """Start the process. Raises OSError."""
         self.number = number
-        self.ready = False
-        """Whether it answers, busy or idle."""
+        self.ready = False  # whether it answers, busy or idle
         self._writer: asyncio.StreamWriter | None = None
         self._socket, theirs = socket.socketpair()
         try:
@@ -114,7 +109,6 @@ class _Replica:
         self._process.kill()
 
     async def exited(self) -> int:
-        """Wait until the process has exited, and return its exit code."""
         # `wait` would block the event loop while a driver keeps the process.
         while (code := self._process.poll()) is None:
             await asyncio.sleep(_POLL_S)
@@ -159,7 +153,6 @@ class EncoderPool:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop all processes."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -2,8 +2,7 @@
 
     (hits,) = await Retrieval(store, encoders, Metrics()).search(["who founded Orrin"], topk=3)
 
-Of identical queries in progress one runs, and only the last caller to leave cancels it. Failures are not
-cached. Answers become JSON in the index thread, so a cached one costs a join of bytes.
+Failures are not cached. Answers become JSON in the index thread, so a cached one costs a join of bytes.
 """
 
 import asyncio

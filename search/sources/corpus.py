@@ -1,9 +1,6 @@
 """A whole source: its documents one at a time, and all its faults.
 
-    corpus = Corpus("papers.jsonl", fields=Fields(text="abstract"))
-    for number, document in corpus.read(reading := Reading()): ...
-
-An index build reads a corpus twice: a survey that finds all faults in seconds, then to split documents.
+`for number, document in Corpus("papers.jsonl", fields=Fields(text="abstract")).read(reading := Reading())`
 """
 
 import glob
@@ -50,10 +47,8 @@ class Reading:
 
     files: int = 0
     faults: Faults = field(default_factory=Faults)
-    left_out: dict[str, "Some"] = field(default_factory=dict)
-    """Files of unknown formats, by suffix."""
-    encodings: dict[str, "Some"] = field(default_factory=dict)
-    """Files in other encodings than UTF-8, by encoding."""
+    left_out: dict[str, "Some"] = field(default_factory=dict)  # files of unknown formats, by suffix
+    encodings: dict[str, "Some"] = field(default_factory=dict)  # files that are not UTF-8, by encoding
 
     def lines(self) -> Iterator[str]:
         """Yield notes for the user, one per line."""

@@ -33,8 +33,7 @@ class Document:
     id: str
     title: str
     text: str
-    markdown: bool = False
-    """Whether a splitter should read its headings and fences."""
+    markdown: bool = False  # whether a splitter should read its headings and fences
     origin: Origin = field(default=Origin(""), compare=False)
 
     def digest(self) -> bytes:

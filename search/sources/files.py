@@ -1,8 +1,8 @@
 """A source's files (a file, a folder at any depth, or a glob), and how to open one.
 
-    for file in files_of("notes/**/*.md"): file.path, file.kind, file.id
+    for file in files_of("notes/**/*.md", print): file.path, file.kind, file.id
 
-Hidden files are skipped. Nothing here is recursive: folders can be deeper than Python's stack.
+Nothing here is recursive: folders can be deeper than Python's stack.
 """
 
 import codecs
@@ -92,7 +92,6 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _entries(folder: Path) -> list[tuple[Path, bool]]:
-    """A folder's visible entries, sorted by name, and whether each is a folder."""
     with os.scandir(folder) as scanned:
         found = ((Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in scanned)
         return sorted((path, is_folder) for path, is_folder in found if not path.name.startswith("."))
@@ -118,11 +117,9 @@ class _Raw(io.RawIOBase):
         self._stream = stream
 
     def readable(self) -> bool:
-        """Whether it can be read."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """Read into a buffer. Returns how many bytes."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)

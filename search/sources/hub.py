@@ -1,7 +1,6 @@
-"""A hub data set as a source: its tables (or else texts) are fetched into the hub's cache, and read as a
-folder.
+"""A hub data set as a source: its tables, or else texts, are fetched into the hub's cache.
 
-    fetch_data_set("hf://datasets/OWNER/NAME@REVISION/data/train*.parquet")    # or OWNER/NAME
+`fetch_data_set("hf://datasets/OWNER/NAME@REVISION/data/train*.parquet")`, or `OWNER/NAME`.
 """
 
 import re

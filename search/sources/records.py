@@ -1,8 +1,4 @@
-"""Tables as records: JSON lines, JSON, csv and tsv, parquet.
-
-A reader yields numbers, from 1, with records, or with a `Bad` for one that cannot be read. It raises
-ValueError or OSError if it cannot read on.
-"""
+"""Tables as records, numbered from 1, or `Bad`. A reader that cannot go on raises ValueError or OSError."""
 
 import csv
 import json

@@ -1,7 +1,4 @@
-"""reStructuredText as html, by docutils. Sphinx's own roles and directives show their text.
-
-docutils would put error messages for them into the text, so the ones that a text uses are registered.
-"""
+"""reStructuredText as html, by docutils. Sphinx's roles are registered, else their errors are in the text."""
 
 import re
 from typing import Any
@@ -91,7 +88,6 @@ def _contents() -> type:
         option_spec = AnyOption()
 
         def run(self) -> list[Any]:
-            """Return the nodes."""
             if self.name in _NO_TEXT:
                 return []
             if self.name in _CODE:

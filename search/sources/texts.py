@@ -2,8 +2,7 @@
 
     title, text, is_markdown = read_document(SourceFile(Path("docs/guide.html"), "guide.html"), used)
 
-html (its main part) and rst become Markdown, which keeps headings and code. The title is the first heading,
-unless that heads only one of several parts, else the page's head or front matter, else the file's name.
+The title is the text's own first heading, else the page's head or front matter, else the file's name.
 """
 
 import re
@@ -71,10 +70,9 @@ def read_document(file: SourceFile, used: Callable[[Encoding], object]) -> tuple
 
 
 def first_heading(text: str) -> tuple[str, str]:
-    """Return a Markdown text's own heading, or "", and the text without it.
+    """Return a Markdown text's own heading, or "", and the text without a heading on its first line.
 
-    The first counts, unless others of its level or above follow below the first level. It stays in the text
-    unless it is on the first line and something follows.
+    The first counts, unless others of its level or above follow below the first level.
     """
     headings = _headings(text)
     if not headings:
