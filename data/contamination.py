@@ -9,8 +9,7 @@ from data.pairs import Pair
 from data.wording import names_of
 from verl_ext.method.answers import normalize_answer
 
-DEFAULT_NGRAM = 8
-"""Words in a row that count as copied, as in GPT-2's report. Benchmark questions have about 9 to 18 words."""
+DEFAULT_NGRAM = 8  # words in a row that count as copied, as in GPT-2's report: questions have 9 to 18
 _COMMON_SHARE = 100
 """A common word is in more than 1 % and `_COMMON_QUESTIONS` of the questions. A run of them is no copy."""
 _COMMON_QUESTIONS = 5

@@ -25,15 +25,13 @@ class GateSettings:
     evidence: bool = True
     hops: bool = True
     integrity: bool = True
-    max_answer_words: int = 10
-    """Words of an answer in normal form. The format score gives no points for longer ones."""
+    max_answer_words: int = 10  # in normal form, beyond which the format score gives no points
     duplicates: bool = True
     near_duplicates: bool = True
     near_duplicate_cosine: float | None = None
     """Least cosine of two equal questions with one answer. None measures it for the embedder."""
     contamination: bool = True
-    contamination_ngram: int = DEFAULT_NGRAM
-    """Words in a row that a question must not share with a benchmark question."""
+    contamination_ngram: int = DEFAULT_NGRAM  # words in a row
     pairing: bool = True
     open_book: bool = False
 

@@ -50,7 +50,6 @@ def _longest(chain: tuple[str, ...], further: Iterable[str], onward: Mapping[str
 
 
 def _links(entries: Sequence[Entry]) -> dict[str, set[str]]:
-    """By entry, the documents that its text names, except its own and those with common names."""
     names = _names(entries)
     # Look names up by first word, because most words begin no name.
     first: dict[str, list[tuple[str, ...]]] = defaultdict(list)

@@ -42,7 +42,6 @@ def _outside_fences(text: str) -> list[str]:
 
 
 def _sentences(text: str, enough: float) -> int:
-    """Count the characters in sentences, without white space, up to `enough`."""
     prose = 0
     for is_word, run in groupby(text.split(), _is_word):
         some = list(run)

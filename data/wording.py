@@ -6,8 +6,7 @@ import unicodedata
 from data.leaks import words_of
 from verl_ext.method.answers import space_characters
 
-MAX_QUESTION_WORDS = 50
-"""Longer questions are refused. The published recipe cuts them, after which they may ask for nothing."""
+MAX_QUESTION_WORDS = 50  # the published recipe cuts longer ones, which may then ask for nothing
 
 _ASKING = "who|whom|whose|what|which|when|where|why|how"
 # "Will" and "May" also begin names, so they prove nothing without a question mark.

@@ -18,8 +18,7 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 # The longest random extra wait, as a share of Retry-After: refused clients should not all return together.
 JITTER = 0.5
-# As many as concurrent solver attempts (solver.concurrency): httpx's default of 100 would cap the server's
-# batches. More would approach the limit of 1,024 open files per process.
+# As many as solver.concurrency. httpx's 100 would cap batches, more would near the limit of 1,024 open files.
 CONNECTIONS = 256
 # Servers and load balancers close idle connections after a minute or more, and lose a request sent just then.
 KEEP_ALIVE_S = 30.0
@@ -37,7 +36,7 @@ class SearchRequestError(Exception):
 
 
 class SearchRefused(SearchRequestError):
-    """The service rejected these queries as too long or too many; `detail` is its message."""
+    """The service rejected these queries as too long or too many. `detail` is its message."""
 
     def __init__(self, message: str, detail: str) -> None:
         super().__init__(message)
@@ -45,7 +44,7 @@ class SearchRefused(SearchRequestError):
 
 
 class _ServerFailure(Exception):
-    """An error response worth a retry; `retry_after_s` is the wait that the server asked for."""
+    """An error response worth a retry. `retry_after_s` is the wait that the server asked for."""
 
     def __init__(self, status: int, detail: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"HTTP {status}: {detail}")

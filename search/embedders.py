@@ -33,7 +33,7 @@ WEIGHT_PATTERNS = ("*.safetensors", "*.bin")  # Preferred format first
 
 
 class EmbedderError(UserError):
-    """An embedder that cannot be loaded; the message says what to do."""
+    """An embedder that cannot be loaded. The message says what to do."""
 
 
 class Prefixes(NamedTuple):
@@ -45,8 +45,7 @@ class Prefixes(NamedTuple):
 
 _INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 
-# Bare model name in lower case → prefixes, for models that document them only in their model card. All others
-# use `prompts` of their config_sentence_transformers.json (Qwen3-Embedding, mxbai, …), or none.
+# By bare model name in lower case, prefixes that only model cards document. Others have `prompts` or none.
 PREFIX_RULES: tuple[tuple[str, Prefixes], ...] = (
     # E5 cards: "each input text should start with 'query: ' or 'passage: '"; contrastive training used both.
     (r"(multilingual-)?e5-(small|base|large)(-v2|-unsupervised)?", Prefixes("query: ", "passage: ")),
@@ -122,8 +121,7 @@ class Embedder:
             folder = _local_folder(self.name)
         if folder is None:
             return "unknown"
-        # Weights, plus the settings of further modules (pooling, dense). Files for other runtimes (onnx,
-        # openvino) are not loaded and exist only in some copies.
+        # Weights and settings of modules (pooling, dense). Some copies lack other runtimes' files (onnx).
         paths = _weights(folder)
         modules = folder / "modules.json"
         listed = json.loads(modules.read_text()) if modules.is_file() else []

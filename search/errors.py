@@ -4,7 +4,7 @@ from drzero.ops.errors import UserError
 
 
 class StoreError(UserError):
-    """An index that cannot be used as asked; the message says what to do."""
+    """An index that cannot be used as asked. The message says what to do."""
 
 
 class StoreNotReady(StoreError):
@@ -12,4 +12,4 @@ class StoreNotReady(StoreError):
 
 
 class StoreUnavailable(Exception):
-    """An open index cannot answer now; the next query tries again."""
+    """An open index cannot answer now. The next query tries again."""

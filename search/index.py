@@ -23,7 +23,7 @@ from search.sources.corpus import Corpus
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
+    """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m search.index", description=(__doc__ or "").splitlines()[0]
     )

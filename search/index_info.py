@@ -16,7 +16,7 @@ _TIMEOUT_S = 10.0
 
 
 class ServiceUnusable(UserError):
-    """A service that cannot be searched as asked; the message says what to do."""
+    """A service that cannot be searched as asked. The message says what to do."""
 
 
 class ServiceAway(ServiceUnusable):

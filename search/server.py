@@ -61,7 +61,6 @@ class _Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Stop accepting; the signal handler calls this."""
         super().handle_exit(sig, frame)
         _exit_in_time()
         self._loop.call_soon_threadsafe(self._retrieval.drain, DRAIN_S)
@@ -219,7 +218,7 @@ def index_of(args: argparse.Namespace) -> Index:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line until SIGTERM or SIGINT; return the exit code."""
+    """Run the command line until SIGTERM or SIGINT. Returns the exit code."""
     args = parser().parse_args(argv)
     try:
         token = read_token()

@@ -55,7 +55,7 @@ class CollectionInfo:
         return cls(**{name: metadata[name] for name in names if name in metadata})
 
     def to_metadata(self) -> dict[str, str | int | bool]:
-        """Return the metadata to write; only shards mention shards."""
+        """Return the metadata to write. Only shards mention shards."""
         return {name: value for name, value in asdict(self).items() if value != "" or name not in _OF_A_SHARD}
 
 
@@ -143,7 +143,7 @@ def check_records(index: str, info: CollectionInfo, embedder: Embedder) -> None:
 
 
 def cosine_again(embedder: Embedder, text: str, stored: ArrayLike) -> float:
-    """Embed a stored passage again; return its cosine with the stored vector, of any length."""
+    """Embed a stored passage again. Returns its cosine with the stored vector, of any length."""
     vector = np.asarray(stored, dtype=np.float32)
     length = max(float(np.linalg.norm(vector)), 1e-12)
     return float(np.dot(embedder.encode_passages([text])[0], vector)) / length

@@ -83,8 +83,7 @@ def check_files(folder: Path) -> None:
         raise damaged(f"{path.name} is no SQLite database")
     # An interrupted write leaves a journal, and SQLite rolls it back when it opens the file.
     if not path.with_name(f"{path.name}-journal").exists():
-        # https://www.sqlite.org/fileformat2.html#the_database_header: bytes per page and number of pages. The
-        # number is valid if the change counter equals the counter that it was written with.
+        # https://www.sqlite.org/fileformat2.html#the_database_header: bytes per page, pages, change counters
         page_size = int.from_bytes(head[16:18])
         wanted = int.from_bytes(head[28:32]) * (65536 if page_size == 1 else page_size)
         if head[24:28] == head[92:96] and (size := path.stat().st_size) < wanted:
@@ -154,8 +153,7 @@ def _hash_content(folder: Path, collection: str) -> dict[str, str]:
                 while rows := cursor.fetchmany(_ROWS):
                     digest.update(repr(rows).encode(errors="surrogatepass"))
             hashes = {f"texts in {DATABASE_FILE}": digest.hexdigest()}
-        # Chroma keeps fewer than a thousand vectors in the database. Without this file it empties the others
-        # at every opening.
+        # Chroma keeps up to a thousand vectors in the database. Without this file it empties the others.
         written = (folder / vectors / "index_metadata.pickle").exists()
         for path in sorted((folder / vectors).glob("*")) if written else ():
             with path.open("rb") as file:

@@ -95,7 +95,7 @@ class ChromaPlace:
         return self.text
 
     def within(self, quota: Quota) -> "ChromaPlace":
-        """The place with a server's quota; folders have no quotas."""
+        """The place with a server's quota. Folders have no quotas."""
         return self if self.folder else replace(self, quota=quota)
 
     @property
@@ -167,8 +167,7 @@ def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
     timeout = httpx.Timeout(_WRITE_TIMEOUT_S if create else _READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     headers = request_headers(place)
     if is_loopback(place.host):
-        # The environment's proxy must not see the API key. Chroma's client has no setting for that, only
-        # `no_proxy`, whose lower-case name takes precedence.
+        # The environment's proxy must not see the API key. Chroma's client heeds only `no_proxy`.
         exempt = urllib.request.getproxies_environment().get("no", "")
         if place.host not in (name.strip() for name in exempt.split(",")):
             os.environ["no_proxy"] = f"{exempt},{place.host}" if exempt else place.host

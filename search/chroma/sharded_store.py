@@ -186,7 +186,7 @@ class ShardedStore:
         self._release()
 
     def query(self, embeddings: np.ndarray, topk: int) -> list[list[ScoredPassage]]:
-        """Return each row's nearest passages, as `StoredIndex.query`; `merge` orders ties."""
+        """Return each row's nearest passages, as `StoredIndex.query`. `merge` orders ties."""
         answers = self._of_each(lambda store: store.query(embeddings, topk))
         return [merge(of_a_query, topk) for of_a_query in zip(*answers, strict=True)]
 

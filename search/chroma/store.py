@@ -50,25 +50,21 @@ from search.stored_index import (
 from search.wire import ScoredPassage, make_passage
 
 BEING_WRITTEN = "being_written"  # In a server's collection while it is indexed, in place of `CollectionInfo`
-# How much cosine similarity one unit of Chroma's distance costs, for unit vectors. Adopted collections keep
-# their own distance.
+# Cosine similarity lost per unit of Chroma's distance. Adopted collections keep their own distance.
 _COSINE_LOSS = {DISTANCE: 1.0, "ip": 1.0, "l2": 0.5}
 # Parameters of new collections (bench/README.md, HNSW parameters).
 HNSW: HNSWConfiguration = {
     "space": DISTANCE,
-    # Neighbours that a vector is linked to. Chroma's own 16 need twice as many candidates for the same
-    # recall, which costs more.
+    # Neighbours linked to a vector. Chroma's own 16 need twice as many candidates for the same recall.
     "max_neighbors": 32,
     # Candidates per inserted vector, paid once: 76 s for 100,000 vectors on two cores.
     "ef_construction": 200,
     # Candidates per query: Chroma's own 100 lose one passage in ninety there.
     "ef_search": 200,
 }
-# Vectors after which Chroma writes all its vector files again: its own default, for finished collections.
-# Later vectors wait in SQLite, and each opening inserts them into the graph.
+# Vectors after which Chroma writes its vector files again. Each opening inserts later ones into the graph.
 SYNC_THRESHOLD = 1000
-# Writes of the vector files while a collection is built, see bench/README.md, Writing an index. Chroma's own
-# threshold would give chunks / 1,000 writes.
+# Writes of the vector files per build (bench/README.md, Writing an index). Chroma's own: chunks / 1,000.
 SYNCS = 8
 DRAW = "draw"  # metadata key of a number by the hash of the record's id, for drawing samples
 DRAWS = 2**16  # How many such numbers there are: 320 of 21 million records share one, two pages from a server
@@ -82,7 +78,7 @@ def sync_threshold(vectors: int) -> int:
 
 
 def set_sync_threshold(collection: chromadb.Collection, threshold: int) -> None:
-    """Change a collection's threshold, from its next opening on; Chroma Cloud's collections have none."""
+    """Change a collection's threshold, from its next opening on. Chroma Cloud's collections have none."""
     if collection.configuration.get("hnsw"):
         collection.modify(configuration={"hnsw": {"sync_threshold": threshold}})
 
@@ -256,8 +252,7 @@ class Store:
                         n_results=wanted,
                         include=["documents", "metadatas", "distances"],
                     )
-                # Checked afterwards: writers mark a collection first, so an unmarked one did not change
-                # during the query.
+                # Writers mark a collection first, so an unmarked one did not change during the query.
                 if opened.is_unchanged():
                     return _passages(found, wanted, _COSINE_LOSS[self.info.distance])
                 self._forget(opened)
@@ -395,7 +390,6 @@ def _title(metadata: Mapping[str, Any] | None) -> str:
 
 
 def _passages(found: Any, wanted: int, loss: float) -> list[list[ScoredPassage]]:
-    """Convert Chroma's answer to passages. Raises ValueError if some are missing."""
     rows = zip(found["documents"], found["metadatas"], found["distances"], strict=True)
     answers: list[list[ScoredPassage]] = [
         [

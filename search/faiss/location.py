@@ -19,7 +19,7 @@ _EDGE_BYTES = 2**20
 
 
 class Record(msgspec.Struct, frozen=True):
-    """How an index was built, and its files' sha256 by name; a build writes it last."""
+    """How an index was built, and its files' sha256 by name. A build writes it last."""
 
     info: CollectionInfo
     kind: str
@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FaissFiles:
-    """The files of one index; `record` need not exist."""
+    """The files of one index. `record` need not exist."""
 
     index: Path
     corpus: Path

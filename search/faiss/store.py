@@ -160,7 +160,7 @@ class FaissStore:
             raise StoreUnavailable(f"the index at {self.files} failed: {error}") from error
 
     def passages_of(self, ids: Collection[str]) -> dict[str, str]:
-        """Return the passages with these ids; reads the corpus unless ids are line numbers."""
+        """Return the passages with these ids. Reads the corpus unless ids are line numbers."""
         opened = self._opened
         found = {}
         for key in ids:

@@ -72,7 +72,6 @@ def adopt(
 
 
 def _difference(handle: chromadb.Collection, count: int, embedder: Embedder, distance: str) -> str | None:
-    """How a sample's stored vectors differ from `embedder`'s, None if they agree."""
     texts, stored = [], []
     for place in np.unique(np.linspace(0, count - 1, min(SAMPLE, count)).astype(int)):
         page: Any = handle.get(limit=1, offset=int(place), include=["documents", "metadatas", "embeddings"])

@@ -244,7 +244,6 @@ class Build:
         return None
 
     def _reuse(self, journal: IndexJournal, changes: Changes | None) -> int:
-        """Add unchanged vectors of an index that is replaced as a whole. Returns their number."""
         if changes is None or isinstance(self.target, Collection):
             return 0
         count = journal.reuse(self.target.embedded())

@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-# A private Ray reads these at import. The first keeps its servers on loopback. The second undoes niceness 15,
-# at which anything else on the machine would starve its workers.
+# A private Ray reads these at import: servers only on loopback, and no niceness that starves its workers.
 if not os.environ.get("RAY_ADDRESS"):
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     os.environ.setdefault("RAY_worker_niceness", "0")
@@ -28,8 +27,6 @@ OBJECT_STORE_BYTES = 512 * 2**20
 
 
 class _Encoder:
-    """An actor: from a unit's number and passages to its number and vectors."""
-
     def __init__(self, spec: EmbedderSpec) -> None:
         self._embedder = Embedder(spec)
         self._embedder.load()

@@ -190,7 +190,6 @@ def _build_shards(
 def _unchanged(
     targets: Sequence[Collection], settings: Mapping[str, Any], replace: bool
 ) -> CollectionInfo | None:
-    """Return the index's record if all shards are complete and as asked, else None."""
     infos = []
     for one in targets:
         metadata = one.metadata()

@@ -30,8 +30,7 @@ from search.wire import MAX_TOPK, Passage, ScoredPassage
 MAX_QUERIES = 4096
 MAX_QUERY_CHARS = 8192
 MAX_BODY_BYTES = 8 << 20
-# A longer body is not read while the queue is full, to bound memory. A shorter one arrives with its head, and
-# the cache may answer it.
+# While the queue is full, no longer body is read, to bound memory. The cache may answer a shorter one.
 SMALL_BODY_BYTES = 64 << 10
 MAX_PASSAGES = 10 * MAX_QUERIES  # Ten per query in the largest request: some 100 MB with passages of 2 KB
 # For all requests together, until the last byte is sent: slow clients hold their answers in memory.

@@ -182,7 +182,6 @@ class Batcher(Generic[Answer]):
             self._underway[task] = batch
 
     def _hold_s(self) -> float:
-        """Return the seconds to wait for more, 0 if the batch is full or no more is coming."""
         now = time.monotonic()
         due_s = self._due_until - now if self._due else 0.0
         if len(self._queue) >= self._limits.batch or not (self._arriving or due_s > 0):
@@ -206,8 +205,7 @@ class Batcher(Generic[Answer]):
                 self._encoding -= 1
                 self._wake()
             for topk in {query.topk for query in batch}:
-                # Not the largest topk for all, cut afterwards: an approximate index then finds others, and
-                # answers must not depend on a batch's other queries.
+                # One topk at a time: from an approximate index, a cut larger one would give other answers.
                 await self._each([query for query in batch if query.topk == topk], self._find)
         except EncoderDied:
             for query in batch:
@@ -233,7 +231,6 @@ class Batcher(Generic[Answer]):
     async def _each(
         self, batch: list[Query[Answer]], step: Callable[[list[Query[Answer]]], Awaitable[None]]
     ) -> None:
-        """Apply a step to a batch or, if that fails, to its queries one by one."""
         batch = [query for query in batch if not query.future.done()]
         if not batch:
             return

@@ -119,6 +119,5 @@ def _one_line(error: Exception) -> str:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    # Skip Python's own ending, in which a broken device's driver may hang while the server still counts on
-    # us.
+    # Skip Python's own ending, in which a broken device's driver may hang.
     os._exit(code)

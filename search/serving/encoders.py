@@ -63,8 +63,6 @@ class EncodeRequest(NamedTuple):
 
 
 class _Replica:
-    """One process, at the other end of a socket, with at most one open request."""
-
     def __init__(self, number: int) -> None:
         self.number = number
         self.ready = False  # whether it answers, busy or idle

@@ -193,8 +193,7 @@ def encoding_of(lines: Iterable[bytes]) -> Encoding:
 
 
 def _guess(sample: bytes) -> Encoding:
-    # Unlabelled Western text is usually Windows' Latin. With few letters, the library's first choice is
-    # arbitrary.
+    # Unlabelled Western text is usually Windows' Latin. With few letters, the first guess is arbitrary.
     found = from_bytes(sample, cp_isolation=["cp1252"]).best() or from_bytes(sample).best()
     if found is None:
         raise ValueError("no text in any known encoding: a binary file?")

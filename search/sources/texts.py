@@ -100,7 +100,6 @@ def _headings(text: str) -> list[tuple[int, str, Block]]:
 
 
 def _front_matter(text: str) -> tuple[str, str]:
-    """Return the title of a Markdown file's front matter, or "", and the text below it."""
     matter = _FRONT_MATTER.match(text)
     if matter is None:
         return "", text
