@@ -2,6 +2,7 @@
 
     python -m bench.gpu --work outputs/gpu                      # all unfinished pieces, then the page
     python -m bench.gpu --work outputs/gpu reference-solver     # one piece
+    python -m bench.gpu --work outputs/gpu --shape qwen2.5-3b sglang-solver
     python -m bench.gpu --work outputs/gpu --hardware cpu …     # the same pieces without a GPU
 
 Each piece is a process with one command on the demo world and the packaged model: a short solver or
@@ -52,6 +53,11 @@ CHECKS = {
     "reward": "critic/rewards/mean",
     "tokens a step": "perf/total_num_tokens",
 }
+SMALL = (
+    # 135M: nothing in host memory, nothing recomputed.
+    "actor_rollout_ref.actor.fsdp_config.offload_policy=false",
+    "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+)
 STOCK = (
     # veRL's own trainer and loss: no row is spoiled here, so both do the same.
     "trainer.v1.trainer_mode=sync",
@@ -157,19 +163,35 @@ def roots(work: Path) -> tuple[str, str]:
     return (f"paths.corpus={work / 'corpus'}", f"paths.checkpoints={work / 'checkpoints'}")
 
 
-def arguments(name: str, work: Path, hardware: str, batch: int) -> list[str]:
-    """The overrides of a piece's command."""
+def arguments(
+    name: str, work: Path, hardware: str, batch: int, shape: str | None = None, more: Sequence[str] = ()
+) -> list[str]:
+    """The overrides of a piece's command: the demo policy, or a model of a real size with random weights."""
     piece = PIECES[name]
-    solver = [f"solver.engine={piece.engine}"] if piece.stage == "challenger" else []
-    return [
-        *(f"hardware={hardware}", "model=demo-policy", "retrieval.embedder=packaged-minilm"),
-        *(f"run.name={name}", f"rollout={piece.engine}", f"data.train_batch_size={batch}"),
+    words = [
+        f"hardware={hardware}",
+        f"model={shape or 'demo-policy'}",
+        "retrieval.embedder=packaged-minilm",
+        f"run.name={name}",
+        f"rollout={piece.engine}",
+        f"data.train_batch_size={batch}",
         # A profile's disk is for a model 20 times as large; nobody follows a bench on Weights & Biases.
-        *("run.min_free_gb=10", "trainer.logger=[file,tensorboard]"),
-        *(f"trainer.total_training_steps={STEPS}", f"trainer.save_freq={STEPS}"),
-        *(["trainer.val_before_train=false", "trainer.test_freq=-1"] if piece.stage == "solver" else []),
-        *(*solver, *roots(work), *piece.overrides),
+        "run.min_free_gb=10",
+        "trainer.logger=[file,tensorboard]",
+        f"trainer.total_training_steps={STEPS}",
+        f"trainer.save_freq={STEPS}",
     ]
+    if piece.stage == "solver":
+        words += ["trainer.val_before_train=false", "trainer.test_freq=-1"]
+    else:
+        words.append(f"solver.engine={piece.engine}")
+    if shape:
+        from bench.shapes import shape_folder  # its imports take seconds
+
+        words.append(f"base_model={shape_folder(shape, work / 'models')}")
+    elif hardware != "cpu":
+        words += SMALL
+    return [*words, *roots(work), *piece.overrides, *more]
 
 
 def drzero(*words: str) -> subprocess.CompletedProcess[str]:
@@ -183,9 +205,10 @@ def drzero(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, process.returncode, "".join(lines))
 
 
-def run_piece(name: str, work: Path, hardware: str, batch: int) -> Record:
+def run_piece(name: str, args: argparse.Namespace) -> Record:
     """Run one piece. A failure is a record too."""
-    words = arguments(name, work, hardware, batch)
+    work = args.work.resolve()
+    words = arguments(name, work, args.hardware, args.batch, args.shape, args.set or [])
     stage = PIECES[name].stage
     ledger = preflight(compose_stage(stage, words), stage).ledger
     started = time.monotonic()
@@ -211,7 +234,7 @@ def page(records: Sequence[Record]) -> str:
     lines = [
         "# One GPU",
         "",
-        f"`python -m bench.gpu`: {first.machine}. The demo world and its policy (135M), {STEPS} steps a run;",
+        f"`python -m bench.gpu`: {first.machine}. The demo world, {STEPS} steps a run;",
         "means over all steps but the first.",
         "",
         "| run | " + " | ".join([f"{phase}, s" for phase in PHASES] + ["whole command, s"]) + " |",
@@ -262,6 +285,8 @@ def main() -> int:
     parser.add_argument("--work", type=Path, default=Path("outputs/gpu"))
     parser.add_argument("--hardware", default="single_gpu", help="a profile of config/hardware")
     parser.add_argument("--batch", type=int, default=16, help="prompts a step")
+    parser.add_argument("--shape", help="a model of this architecture and random weights, e.g. qwen2.5-3b")
+    parser.add_argument("--set", action="append", help="one more override; repeatable")
     parser.add_argument("--page", type=Path, help="write the tables here, e.g. outputs/gpu/page.md")
     args = parser.parse_args()
     work = args.work.resolve()
@@ -272,7 +297,7 @@ def main() -> int:
     for name in chosen(args.pieces, args.hardware):
         path = records / f"{name}.json"
         if not path.exists():
-            record = run_piece(name, work, args.hardware, args.batch)
+            record = run_piece(name, args)
             # A failed piece is run again by the next call.
             where = path if record.code == 0 else path.with_suffix(".failed.json")
             atomic_write(where, json.dumps(asdict(record)))

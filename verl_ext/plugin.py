@@ -33,5 +33,5 @@ rollout_base._ROLLOUT_REGISTRY[(REFERENCE_ROLLOUT, "async")] = (
 if os.environ.get("VERL_PLATFORM") == "cpu":
     rollout_base._ROLLOUT_REGISTRY[("sglang", "async")] = "verl_ext.sglang.cpu_adapter.CpuServerAdapter"
 
-for _module in ("policy_loss", "trainers"):
+for _module in ("packed_attention", "policy_loss", "trainers"):
     import_module(f"verl_ext.trainer.{_module}")

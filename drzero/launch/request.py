@@ -392,7 +392,7 @@ def _shared(launch: _Launch, compute: Compute) -> list[str]:
         words += compute.overrides()
         # Without a flash-attn wheel attention is torch's own, which the profile of one GPU uses anyway.
         if compute.hardware == "8xh100" and flash_attn_wheel() is None:
-            words.append("++actor_rollout_ref.model.override_config.attn_implementation=sdpa")
+            words.append("++actor_rollout_ref.model.override_config.attn_implementation=drzero_packed")
     if launch.env:
         words.append(f"env={launch.env}")
     # The environment's own file chooses its default model.

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 Level = Literal["info", "warning", "error"]
 
-CHECKPOINT_KIND, ALARM_KIND = "checkpoint", "alarm"
+CHECKPOINT_KIND, ALARM_KIND, STARTUP_KIND = "checkpoint", "alarm", "startup"
 
 _LEVELS: dict[str, Level] = {
     **dict.fromkeys(("crash", "hung", "stall", "end"), "error"),

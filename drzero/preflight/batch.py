@@ -8,7 +8,7 @@ should divide B, or veRL pads the batch (trainer_base.py).
 
 from collections.abc import Iterator
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, warning
@@ -18,7 +18,8 @@ from verl_ext.sglang.compat import OWN_POSITIONS
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
 _MODE = "trainer.v1.trainer_mode"
 _BATCH, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
-MICRO_BATCH = f"{_ACTOR}.ppo_micro_batch_size_per_gpu"
+MICRO_BATCH, TOKENS = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_max_token_len_per_gpu"
+"""The size of a micro-batch, in rows or in tokens."""
 _LOG_PROB = "log_prob_micro_batch_size_per_gpu"
 
 
@@ -199,15 +200,21 @@ def check_served_lengths(ctx: CheckContext) -> Iterator[Finding]:
         )
 
 
+def micro_batch_key(config: DictConfig) -> str:
+    """The key that sets the size of the actor's micro-batches."""
+    return TOKENS if config.actor_rollout_ref.actor.use_dynamic_bsz else MICRO_BATCH
+
+
+def longest_row(config: DictConfig) -> int:
+    """Tokens of a prompt and a response, at most."""
+    return int(config.data.max_prompt_length + config.data.max_response_length)
+
+
 def check_micro_batches(ctx: CheckContext) -> Iterator[Finding]:
-    """Every micro-batch size that the run uses must be set, per GPU."""
-    config, data = ctx.config.actor_rollout_ref, ctx.config.data
+    """The size of every micro-batch must be set, in tokens or in rows per GPU."""
+    config = ctx.config.actor_rollout_ref
     if config.actor.use_dynamic_bsz:
-        budget = config.actor.ppo_max_token_len_per_gpu * sequence_parallel(ctx.config)
-        longest = data.max_prompt_length + data.max_response_length
-        if budget < longest:
-            why = f"a sequence may have {longest} tokens (prompt and response), but a micro-batch {budget}"
-            yield error(f"{_ACTOR}.ppo_max_token_len_per_gpu", why, f"raise it to {longest} at least")
+        yield from _token_budgets(ctx.config)
         return
     needed = [(_ACTOR, "ppo_micro_batch_size"), (_ROLLOUT, "log_prob_micro_batch_size")]
     if config.actor.use_kl_loss or ctx.config.algorithm.use_kl_in_reward:
@@ -223,6 +230,27 @@ def check_micro_batches(ctx: CheckContext) -> Iterator[Finding]:
             yield error(key, why, f"write {key}=2 (no + before it)")
         elif not isinstance(size, int) or size < 1:
             yield error(key, f"is {size!r}, not a whole number above 0", f"write {key}=2")
+
+
+def _token_budgets(config: DictConfig) -> Iterator[Finding]:
+    """Micro-batches by tokens must hold the longest row, and have no other size."""
+    longest, parts = longest_row(config), config.actor_rollout_ref
+    budgets = {TOKENS: parts.actor.ppo_max_token_len_per_gpu}
+    if not config.algorithm.rollout_correction.bypass_mode:
+        budgets[f"{_ROLLOUT}.log_prob_max_token_len_per_gpu"] = parts.rollout.log_prob_max_token_len_per_gpu
+    for key, tokens in budgets.items():
+        if tokens * sequence_parallel(config) < longest:
+            why = f"a sequence may have {longest} tokens (prompt and response), but a micro-batch {tokens}"
+            yield error(key, why, f"raise it to {longest} at least")
+    rows = {
+        MICRO_BATCH: parts.actor.ppo_micro_batch_size_per_gpu,
+        f"{_ROLLOUT}.{_LOG_PROB}": parts.rollout[_LOG_PROB],
+    }
+    for key, size in rows.items():
+        if size is not None:
+            why = "has no effect: micro-batches are filled up to a number of tokens here"
+            fix = f"set {TOKENS} instead, or {_ACTOR}.use_dynamic_bsz=false as well"
+            yield error(key, why, fix, value=size)
 
 
 def check_batch(ctx: CheckContext) -> Iterator[Finding]:
@@ -245,12 +273,9 @@ def check_batch(ctx: CheckContext) -> Iterator[Finding]:
     for key, name, prompts in ((_BATCH, _BATCH, batch), (_MINI, "ppo_mini_batch_size", mini)):
         rows = prompts * rollout.n
         if rows % (unit * ranks):
-            yield error(
-                key,
-                f"{name} × rollout.n = {rows} is no multiple of ppo_micro_batch_size_per_gpu × "
-                f"devices = {unit} × {ranks} = {unit * ranks}",
-                "change one of them",
-            )
+            of = f"ppo_micro_batch_size_per_gpu × devices = {unit} × {ranks} = {unit * ranks}"
+            of = f"the {ranks} devices" if actor.use_dynamic_bsz else of
+            yield error(key, f"{name} × rollout.n = {rows} is no multiple of {of}", "change one of them")
             break
     # The log-probability micro-batch counts only in runs that recompute log-probabilities.
     unit = (rollout[_LOG_PROB] or 1) * ranks

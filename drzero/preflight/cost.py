@@ -44,8 +44,8 @@ TRAINED = np.array((0.3, 1.0))
 DECODING = np.array((0.10, 0.02))
 """Fast end first, because work is divided by this share of the peak."""
 TRAINING = np.array((0.40, 0.15))
-OVERHEAD_S = np.array((15, 90))
-STARTUP_S = np.array((300, 1200))
+OVERHEAD_S = np.array((3, 60))
+STARTUP_S = np.array((90, 900))
 MERGE_STARTUP_S = np.array((20, 120))
 MERGE_BYTES = 6
 """A weight is read in float32 and written in bfloat16."""

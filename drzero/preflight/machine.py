@@ -1,11 +1,11 @@
 """The machine that a config declares. Preflight checks against it, wherever it runs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
 from drzero.ops.resources.cgroup import memory_limit
-from drzero.ops.resources.gpu import gpus_here
+from drzero.ops.resources.gpu import Gpus, gpus_here
 from drzero.ops.text import did_you_mean
 from drzero.preflight.finding import refusal
 from drzero.recipe.gpu_prices import GPUS, GpuType, usd_per_hour
@@ -43,14 +43,29 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
         price = declared.nodes * one
     if is_local:
         uses_gpus = declared.device != "cpu"
-        gpu = hired or known_gpu("machine.gpu", declared.gpu) if uses_gpus else None
         gpus = declared.gpus if uses_gpus else 0
         is_here = starting or gpus_here() >= gpus
+        found = gpu_of_this_machine() if uses_gpus and is_here and not hired else None
+        gpu = (hired or found or known_gpu("machine.gpu", declared.gpu)) if uses_gpus else None
         if host_gib is None and is_here:
             host_gib = memory_limit() / 2**30
     else:
         gpu, gpus, is_here = hired, compute.count or 0, starting
     return Machine(is_local, is_here, gpu, gpus if gpu else 0, declared.nodes, host_gib, price)
+
+
+def gpu_of_this_machine() -> GpuType | None:
+    """The smallest GPU here with the memory it has, or None if the driver does not say."""
+    if not (found := Gpus().read()):
+        return None
+    smallest = min(found, key=lambda one: one.total_mb)
+    # The longest name first: 'NVIDIA A100-SXM4-80GB' contains 'A10' as well.
+    names = [name for name in sorted(GPUS, key=len, reverse=True) if name in smallest.name]
+    like, memory_gib = GPUS[names[0] if names else "H100"], smallest.total_mb / 1024
+    # The driver counts a little that CUDA cannot use, unlike the table.
+    if abs(memory_gib / like.memory_gib - 1) < 0.03:
+        memory_gib = like.memory_gib
+    return replace(like, name=smallest.name.removeprefix("NVIDIA ") or like.name, memory_gib=memory_gib)
 
 
 def known_gpu(key: str, name: str | None) -> GpuType | None:

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from drzero.preflight.batch import MICRO_BATCH
+from omegaconf import OmegaConf
+
+from drzero.preflight.batch import longest_row, micro_batch_key
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.memory_ledger import (
@@ -13,6 +15,7 @@ from drzero.preflight.memory_ledger import (
     host_ledger,
     loading_gib,
     offloaded_gib,
+    reduces_once,
     retrieval_in_host_memory,
     rollout_server,
     serving_ledger,
@@ -23,9 +26,15 @@ from drzero.preflight.memory_ledger import (
 from drzero.preflight.model_shape import FAMILIES
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+FASTER = (
+    (f"{_ACTOR}.fsdp_config.offload_policy", False),
+    (f"{_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation", True),
+    ("actor_rollout_ref.model.enable_gradient_checkpointing", False),
+)
+"""Settings that cost memory and save time, the most worthwhile first."""
 _CERTAIN = ("weights", "gradients", "Adam")
 """Items that do not depend on sequence length."""
-_OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits")
+_OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits", "head", "mask")
 """The actor's items that depend on it."""
 
 
@@ -65,6 +74,8 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
     found = list(_of_gpu_machine(ctx, ledger))
     yield from found
     yield from _better_layout(ctx, fits=not found)
+    if ctx.trains and not found:
+        yield from _faster_update(ctx)
 
 
 def _of_gpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
@@ -77,7 +88,7 @@ def _of_gpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
         yield _does_not_fit(ctx, ledger)
     elif ledger.margin_gib < TIGHT * ledger.capacity_gib:
         why = f"{ledger.worst} needs {_largest(ledger)}, which leaves less than fragmentation may take"
-        fix = f"lower {MICRO_BATCH}, or the engines' shares"
+        fix = f"lower {_smaller(ctx)}, or the engines' shares"
         yield warning("memory", why, fix, value=f"{ledger.margin_gib:.1f} GiB left")
     yield from _host_next_to_gpus(ctx)
 
@@ -91,7 +102,7 @@ def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
         yield error(key, f"the model does not fit this machine's memory: {needed}", "take a smaller model")
     elif ledger.margin_gib < 0:
         why = f"the machine may run out of memory: {needed}"
-        fix = f"close other programs, or lower {MICRO_BATCH} and solver.max_batch_size"
+        fix = f"close other programs, or lower {_smaller(ctx)} and solver.max_batch_size"
         yield warning("memory", why, fix, value=f"{ledger.capacity_gib:.0f} GiB")
 
 
@@ -116,6 +127,23 @@ def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
             gain = " as well, with less traffic between GPUs that both engines share" if fits else ""
             yield note("solver.tp_size", why + gain, f"set solver.tp_size={tp}")
             return
+
+
+def _faster_update(ctx: CheckContext) -> Iterator[Finding]:
+    """A note that names the settings for a faster update that still fit."""
+    config, chosen = ctx.config.copy(), []
+    for key, value in FASTER:
+        if OmegaConf.select(config, key) == value:
+            continue
+        tried = config.copy()
+        OmegaConf.update(tried, key, value)
+        other = replace(ctx, config=tried)
+        if (ledger := stage_ledger(other)) and not any(_of_gpu_machine(other, ledger)):
+            config = tried
+            chosen.append(f"{key}={str(value).lower()}")
+    if chosen:
+        why = "by the memory ledger there is room for a faster update"
+        yield note("memory", why, f"set {' '.join(chosen)}", value=ctx.machine)
 
 
 def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
@@ -159,14 +187,26 @@ def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
         # The rollout engine takes almost nothing while it sleeps.
         key = max(taken, key=lambda name: taken[name])
         return error(key, over, "lower it, or offload the actor (fsdp_config.param_offload=true)")
+    if reduces_once(ctx.config) and -ledger.margin_gib < _sum(ledger, "actor: gradients"):
+        key = f"{_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
+        return error(key, over, "set it to false: gradients are then exchanged with every micro-batch")
     if -ledger.margin_gib < 0.75 * activations:
-        return error(MICRO_BATCH, over, "lower it (to 1 at least), or shorten the sequences")
+        config = ctx.config
+        least = longest_row(config) if config.actor_rollout_ref.actor.use_dynamic_bsz else 1
+        return error(
+            micro_batch_key(config), over, f"lower it (to {least} at least), or shorten the sequences"
+        )
     fix = (
         "take a smaller model or more GPUs, train an adapter (actor_rollout_ref.model.lora_rank=32 "
         f"actor_rollout_ref.model.lora.merge=true), or keep the state in host memory "
         f"({_ACTOR}.fsdp_config.offload_policy=true)"
     )
     return error("base_model", over, fix)
+
+
+def _smaller(ctx: CheckContext) -> str:
+    """What a smaller micro-batch is set by."""
+    return micro_batch_key(ctx.config) if ctx.trains else "solver.max_batch_size"
 
 
 def _sum(ledger: Ledger, starts: str = "", ends: tuple[str, ...] = ("",)) -> float:

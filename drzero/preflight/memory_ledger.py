@@ -1,4 +1,4 @@
-"""The memory ledger: GPU memory of a training run, item by item, in its three phases.
+"""The memory ledger: GPU memory of a training run, item by item, by phase.
 
 *Rollout*: both inference engines hold their shares, and the actor its state unless offloaded. *Update*: the
 rollout engine has freed its memory (`free_cache_engine`), the solver's server has not, and the actor holds
@@ -6,7 +6,7 @@ everything. *Weight sync*: the engine takes its weights again, tensor by tensor.
 
 - P weights, P' trained ones (an adapter's with LoRA, else P), w bytes a weight (4, or 2 for bf16)
 - D devices that FSDP2 shards over
-- T tokens of a micro-batch at full length (its size × (prompt + response), or ppo_max_token_len_per_gpu)
+- T tokens of a micro-batch (ppo_max_token_len_per_gpu, or its rows × (prompt + response))
 - H hidden, V vocabulary, I the MLP's width, L layers, Q and K the lengths of a token's queries and keys
 
     weights        w · P / D             gradients  w · P' / D           Adam  2w · P' / D
@@ -14,11 +14,15 @@ everything. *Weight sync*: the engine takes its weights again, tensor by tensor.
                    (bfloat16 copies, one layer fetched ahead; a layer's gradient in float32 as it is reduced)
     kept inputs    2 · T · H · L          with gradient checkpointing
     one layer      2 · T · (8H + 2(Q + 2K) + 4I)   recomputed at a time; all L without checkpointing
-    logits         2 · T · V              with flash-attn, whose cross-entropy writes the gradient over them
-                   10 · T · V             without: bfloat16, a float32 copy, and its gradient
+    head           24 · 512 · V + 4 · V · H   with use_fused_kernels: logits of 512 tokens at a time
+    logits         2 · T · V              without, but with flash-attn, whose cross-entropy overwrites them
+                   10 · T · V             without either: bfloat16, float32 log-probs of each token, gradients
+    mask           2 · T · T              with sdpa, which multiplies all tokens with all
     KV cache       2 · 2 · L · K · tokens / tp
     sync           2 · max(bucket, w · E) + w · E     E the numbers of the largest tensor, V · H
 
+With use_no_sync_for_gradient_accumulation each device holds the gradients whole, in float32, until the last
+micro-batch. Adam's own step needs another w · P' / D, unless it is fused (`optim.override_optimizer_config`).
 Gradients exist in the update alone: veRL drops them when it leaves training mode (transformer_impl.py:1138).
 The sync gathers whole tensors into buckets (update_weights_bucket_megabytes); one bucket is still referenced
 while the next is filled (sglang_rollout.py:378), and a tensor that does not fit is gathered before that is
@@ -56,6 +60,9 @@ PROCESSES_GIB = 6.0
 SGLANG_PROCESSES_GIB = 3.0
 """More for an SGLang's processes (measured: 10 for a solver's run with a tiny model)."""
 
+CHUNK_TOKENS = 512
+"""Tokens whose logits veRL's fused head has at a time (FusedLinearForPPO)."""
+
 _ABOUT = {
     "contexts": "CUDA contexts of two processes, with their kernels",
     "share": "SGLang's weights and KV cache",
@@ -73,6 +80,9 @@ _ABOUT = {
     "actor: one layer": "activations of the layer that is recomputed",
     "actor: activations": "activations of all layers",
     "actor: logits": "a number for each token of a micro-batch and word",
+    "actor: head": "logits of some tokens, and the last layer's gradient",
+    "actor: mask": "which token sees which, of a whole micro-batch",
+    "actor: Adam's step": "a copy of all trained weights",
     "actor: gathered": "whole copies of the layers that work",
     "actor: buckets of weights": "whole tensors on their way to the engine",
     "encoders": "embedding models of the retrieval service",
@@ -236,7 +246,36 @@ def actor_activations(config: DictConfig, shape: ModelShape, number_bytes: int =
         kept = {"actor: kept inputs": per_gib * tokens * shape.hidden * shape.layers, "actor: one layer": one}
     else:
         kept = {"actor: activations": one * shape.layers}
-    return kept | {"actor: logits": logits_bytes(config) * tokens * shape.vocabulary / GIB}
+    mask = (
+        {"actor: mask": 2 * tokens * tokens / GIB}
+        if attention(config) == "sdpa" and number_bytes == 2
+        else {}
+    )
+    return kept | mask | head_items(config, shape, tokens, number_bytes)
+
+
+def head_items(config: DictConfig, shape: ModelShape, tokens: int, number_bytes: int) -> dict[str, float]:
+    """GiB of the log-probabilities' forward and backward pass."""
+    if config.actor_rollout_ref.model.use_fused_kernels:
+        weights = 2 * number_bytes * shape.vocabulary * shape.hidden
+        return {"actor: head": (24 * CHUNK_TOKENS * shape.vocabulary + weights) / GIB}
+    return {"actor: logits": logits_bytes(config) * tokens * shape.vocabulary / GIB}
+
+
+def attention(config: DictConfig) -> str:
+    """The actor's attention; veRL's default is flash-attention."""
+    chosen = config.actor_rollout_ref.model.get("override_config") or {}
+    return str(chosen.get("attn_implementation", "flash_attention_2"))
+
+
+def adam_is_fused(config: DictConfig) -> bool:
+    """Whether one kernel makes Adam's step."""
+    return bool((config.actor_rollout_ref.actor.optim.get("override_optimizer_config") or {}).get("fused"))
+
+
+def reduces_once(config: DictConfig) -> bool:
+    """Whether gradients are exchanged once an update instead of once a micro-batch."""
+    return bool(config.actor_rollout_ref.actor.fsdp_config.get("use_no_sync_for_gradient_accumulation"))
 
 
 def logits_bytes(config: DictConfig) -> int:
@@ -245,10 +284,9 @@ def logits_bytes(config: DictConfig) -> int:
     veRL lets flash-attn's cross-entropy write the gradient over the logits, unless it computes the entropy as
     well (fsdp/transformer_impl.py:1425-1432); another temperature than 1 costs a copy.
     """
-    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    attention = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
+    actor = config.actor_rollout_ref.actor
     entropy = actor.entropy_coeff != 0 or actor.calculate_entropy
-    if attention != "flash_attention_2" or entropy:
+    if attention(config) != "flash_attention_2" or entropy:
         return 10
     return 2 if config.actor_rollout_ref.rollout.temperature == 1 else 4
 
@@ -277,7 +315,12 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     gathered = (2 * (2 * shape.layer + shape.embeddings) + 4 * shape.layer) / GIB
     update = others | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
     ledger = Ledger(capacity, {"rollout": others | engine | resident})
-    ledger.phases["update"] = update if fsdp.offload_policy else update | state
+    held = {} if fsdp.offload_policy else state
+    whole = {"actor: gradients": 4 * trained(config, shape) / GIB} if reduces_once(config) else {}
+    ledger.phases["update"] = update | held | whole
+    if held and not adam_is_fused(config):
+        step = {"actor: Adam's step": state["actor: gradients"]}
+        ledger.phases["optimizer's step"] = others | sleeping | held | step
     if server.engine == "sglang" and sleeps(config):
         synced = others | sleeping | resident | weights
         ledger.phases["weight sync"] = synced | sync_items(config, shape, state)

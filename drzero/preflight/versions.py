@@ -78,7 +78,7 @@ def _attention(ctx: CheckContext) -> Iterator[Finding]:
             key,
             "the actor uses flash-attn, which is not installed",
             f"install a prebuilt wheel of flash-attn {wanted} for this torch, CUDA and Python (building it "
-            f"takes hours), or set +{key}=sdpa",
+            f"takes hours), or set ++{key}=drzero_packed: the kernels that torch brings",
             value=chosen,
         )
     elif Version(version).base_version != wanted:

@@ -537,9 +537,8 @@ def test_caches_are_on_the_cache_volume_and_our_code_is_importable(plane: Contro
     for name in ("gpu", "cpu_with_mine"):
         image = plane.functions[name].image
         assert image.environment["PYTHONPATH"].split(":")[0] == image.workdir == "/root/drzero"
-        assert {
-            image.environment[key].split("/")[1] for key in ("HF_HOME", "PIP_CACHE_DIR", "UV_CACHE_DIR")
-        } == {"cache"}
+        caches = ("HF_HOME", "PIP_CACHE_DIR", "UV_CACHE_DIR", "FLASHINFER_WORKSPACE_BASE")
+        assert {image.environment[key].split("/")[1] for key in caches} == {"cache"}
 
 
 def test_the_parts_of_the_checkout_that_a_run_needs_are_sent(plane: ControlPlane) -> None:

@@ -243,7 +243,7 @@ def test_a_mistake_is_reported_with_its_place(tmp_path, line, file, message):
 def test_without_a_flash_attention_wheel_the_actor_gets_torchs_own(monkeypatch):
     monkeypatch.setattr("drzero.launch.image.pins.FLASH_ATTN_WHEELS", ())
     config = compose_stage("challenger", launch("challenger").command[1:])
-    assert config.actor_rollout_ref.model.override_config.attn_implementation == "sdpa"
+    assert config.actor_rollout_ref.model.override_config.attn_implementation == "drzero_packed"
 
 
 def test_a_request_survives_the_wire():

@@ -374,6 +374,7 @@ def test_gpus_are_read_through_nvml_and_a_lost_one_is_left_out(monkeypatch: pyte
         nvmlInit=lambda: None,
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=handle,
+        nvmlDeviceGetName=lambda gpu: "NVIDIA H200",
         nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=3 << 30, total=80 << 30),
         nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=97),
         nvmlDeviceGetComputeRunningProcesses=lambda gpu: [SimpleNamespace(pid=5, usedGpuMemory=1 << 30)],
@@ -381,6 +382,7 @@ def test_gpus_are_read_through_nvml_and_a_lost_one_is_left_out(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     [gpu] = Gpus().read()
     assert (gpu.used_mb, gpu.total_mb, gpu.busy_percent, gpu.memory_mb_of) == (3072, 81920, 97, {5: 1024})
+    assert gpu.name == "NVIDIA H200"
 
 
 # Out of memory ----------------------------------------------------------------------------------------------

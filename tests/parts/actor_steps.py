@@ -84,6 +84,8 @@ def actor_config(model: Path) -> dict[str, Any]:
                 "lr": 1.0,
                 "weight_decay": 0.0,
                 "clip_grad": 1e9,
+                # FSDP2 knows no fused SGD.
+                "override_optimizer_config": None,
                 "lr_warmup_steps_ratio": 0.0,
             },
         },

@@ -51,7 +51,7 @@ def rank_of(folder: Path, rank: int, world: int) -> None:
         worker.set_loss_fn(partial(ppo_loss, config=omega_conf_to_dataclass(actor)))
         log_probs = score(worker, rows_of(case["rows"], rank, world)) if case.get("score") else None
         data = rows_of(case["rows"], rank, world)
-        metrics = update(worker, data, len(case["rows"]), case["micro_batch"], actor.entropy_coeff)
+        metrics = update(worker, data, case, actor.entropy_coeff)
         moved = {key: (start[key] - weight.detach()).full_tensor() for key, weight in weights.items()}
         results[name] = {"moved": moved, "metrics": metrics, "log_probs": log_probs}
     if rank == 0:
@@ -75,10 +75,18 @@ def score(worker: Any, data: TensorDict) -> list[torch.Tensor]:
     return [row_T[:-1] for row_T in log_probs.unbind()]
 
 
-def update(worker: Any, data: TensorDict, rows: int, micro_batch: int, entropy: float) -> dict[str, Any]:
+def update(worker: Any, data: TensorDict, case: dict[str, Any], entropy: float) -> dict[str, Any]:
+    rows = len(case["rows"])
+    # Micro-batches by tokens, or of so many rows.
+    by = (
+        {"max_token_len_per_gpu": case["tokens"]}
+        if "tokens" in case
+        else {"micro_batch_size_per_gpu": case["micro_batch"]}
+    )
     tu.assign_non_tensor(
         data,
-        micro_batch_size_per_gpu=micro_batch,
+        use_dynamic_bsz="tokens" in case,
+        **by,
         calculate_entropy=entropy != 0.0,
         global_batch_size=rows,
         mini_batch_size=rows,

@@ -101,7 +101,7 @@ def test_an_earlier_start_of_the_run_measures_it_without_its_first_step(
     run_earlier(tmp_path, config, [500, 60, 50, 70])
     found = of(base, tmp_path)
     assert found.source.startswith("measured") and "50 to 70 s" in found.source
-    assert found.low_s == pytest.approx(300 + 50 * 50)
+    assert found.low_s == pytest.approx(90 + 50 * 50)
 
 
 def test_the_last_iteration_measures_the_next(base: DictConfig, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_another_batch_machine_or_model_measures_nothing(
 
 def test_twice_the_steps_take_twice_as_long_but_for_the_start(base: DictConfig, tmp_path: Path) -> None:
     once, twice = (of(base, tmp_path, trainer__total_training_steps=n) for n in (50, 100))
-    assert twice.low_s - 300 == pytest.approx(2 * (once.low_s - 300))
+    assert twice.low_s - 90 == pytest.approx(2 * (once.low_s - 90))
 
 
 def test_more_gpus_are_faster(base: DictConfig, tmp_path: Path) -> None:

@@ -144,9 +144,16 @@ def stepped(worker: Any) -> dict[str, Any]:
         positions = torch.arange(MICRO_BATCH)[None]
         with torch.autocast("cuda", dtype=engine._autocast_dtype):
             output = engine.module(
-                input_ids=positions, attention_mask=None, position_ids=positions, use_cache=False
+                input_ids=positions,
+                attention_mask=None,
+                position_ids=positions,
+                shift_labels=positions,
+                temperature=1.0,
+                return_dict=True,
+                use_cache=False,
             )
-        facts["logits"] = [str(output.logits.dtype), *output.logits.shape]
+        # veRL's fused head gives log-probs in float32 and the entropy as the model computes.
+        facts["head"] = [str(output.entropy.dtype), *output.log_probs.shape]
         engine.module.reshard()
         parameters = list(engine.module.parameters())
         for each in parameters:

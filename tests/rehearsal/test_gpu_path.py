@@ -121,7 +121,7 @@ def test_each_layer_is_sharded_over_the_eight_ranks(case: Case, actor: dict[str,
 
 def test_it_computes_in_bfloat16_over_weights_in_float32_with_flash_attention(actor: dict[str, Any]) -> None:
     assert actor["dtypes"] == ["torch.float32"]
-    assert actor["computes_in"] == actor["logits"][0] == "torch.bfloat16"
+    assert actor["computes_in"] == actor["head"][0] == "torch.bfloat16"
     assert actor["reduces_in"] == "torch.float32"
     assert actor["attention"] == "flash_attention_2" and actor["checkpointing"]
     assert actor["compiles_entropy"]

@@ -29,6 +29,11 @@ DRIVEN = {
     (_UPDATE, "test_the_packed_bfloat16_update_moves_weights_alike"): (
         "actor_rollout_ref.model.override_config actor_rollout_ref.model.enable_gradient_checkpointing"
     ),
+    ("verl_ext/test_update_batches.py", "test_loss_and_gradients_are_those_of_one_row_at_a_time"): (
+        "actor_rollout_ref.actor.use_dynamic_bsz actor_rollout_ref.rollout.log_prob_use_dynamic_bsz "
+        "actor_rollout_ref.ref.log_prob_use_dynamic_bsz critic.use_dynamic_bsz "
+        "actor_rollout_ref.model.use_fused_kernels actor_rollout_ref.actor.use_fused_kernels"
+    ),
     (_PATH, "test_optimizer_batches_and_checkpoints_are_those_of_the_config"): (
         "actor_rollout_ref.actor.ppo_mini_batch_size actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu "
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu "

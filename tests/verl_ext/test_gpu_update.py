@@ -31,8 +31,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def moved(folder: Path, config: dict[str, Any]) -> dict[str, torch.Tensor]:
     """How far each weight moved in one update of the whole batch."""
     folder.mkdir()
-    micro_batch = config["actor"]["ppo_micro_batch_size_per_gpu"]
-    case = {"update": {"actor": {}, "micro_batch": micro_batch, "rows": make_rows()}}
+    actor = config["actor"]
+    by_tokens = {"tokens": actor["ppo_max_token_len_per_gpu"]} if actor["use_dynamic_bsz"] else {}
+    micro_batch = actor["ppo_micro_batch_size_per_gpu"]
+    case = {"update": {"actor": {}, "micro_batch": micro_batch, "rows": make_rows(), **by_tokens}}
     path = os.pathsep.join(map(str, (HERE.parent, HERE / "rehearsal" / "flash_attn_stand_in")))
     update = make_steps(folder, config, case, start=("-c", START), path=path)["update"]
     return dict(update["moved"])
@@ -53,6 +55,7 @@ def test_the_packed_bfloat16_update_moves_weights_alike(tmp_path: Path, smollm2_
     plain = actor_config(model)
     config = gpu_config(model, plain)
     assert config["model"]["use_remove_padding"] and config["model"]["enable_gradient_checkpointing"]
+    assert config["model"]["use_fused_kernels"] and config["actor"]["use_dynamic_bsz"]
     assert "attn_implementation" not in config["model"]["override_config"]  # veRL's default: flash-attention
     expected, found = moved(tmp_path / "plain", plain), moved(tmp_path / "gpu", config)
     for name, step in expected.items():

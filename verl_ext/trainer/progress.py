@@ -8,7 +8,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.debug import marked_timer
 
-from drzero.ops.notices import CHECKPOINT_KIND
+from drzero.ops.notices import CHECKPOINT_KIND, STARTUP_KIND
 from drzero.ops.process.logs import EventLog
 from drzero.ops.records import EVENTS_FILE
 from verl_ext.artefacts import announce
@@ -34,6 +34,19 @@ class ProgressMixin(PPOTrainer):
             self._checkpoints_to_keep = config.trainer.max_actor_ckpt_to_keep
             config.trainer.max_actor_ckpt_to_keep = None
         super().__init__(config)
+
+    def _init_resource_pool_mgr(self) -> None:
+        rollout = self.config.actor_rollout_ref.rollout.name
+        text = "loading the model, then starting the rollout engines"
+        if rollout == "sglang" and self.config.trainer.device != "cpu":
+            text += "; where flashinfer has no kernels yet, it compiles them for about two minutes"
+        self._events.add(STARTUP_KIND, "trainer", text)
+        super()._init_resource_pool_mgr()
+
+    def on_init_end(self) -> None:  # noqa: D102
+        text = "model and engines are up: weights go to the engines, then the first rollouts start"
+        self._events.add(STARTUP_KIND, "trainer", text)
+        super().on_init_end()
 
     def fit(self, agent_loop_manager: Any) -> None:  # noqa: D102 - veRL's own hooks, here and below
         try:

@@ -23,6 +23,7 @@ class GpuSample:
     total_mb: int
     busy_percent: int  # share of the last sample period in which a kernel ran
     memory_mb_of: dict[int, int] = field(default_factory=dict)  # by pid. Containers may hide it
+    name: str = ""  # as the driver has it
 
 
 class Gpus:
@@ -53,7 +54,8 @@ class Gpus:
                 with suppress(nvml.NVMLError):
                     running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
                     of = {process.pid: (process.usedGpuMemory or 0) >> 20 for process in running}
-                found.append(GpuSample(index, memory.used >> 20, memory.total >> 20, busy, of))
+                name = nvml.nvmlDeviceGetName(handle)
+                found.append(GpuSample(index, memory.used >> 20, memory.total >> 20, busy, of, str(name)))
         return found
 
 

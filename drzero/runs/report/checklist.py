@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from drzero.ops.notices import ALARM_KIND, CHECKPOINT_KIND
+from drzero.ops.notices import ALARM_KIND, CHECKPOINT_KIND, STARTUP_KIND
 from drzero.ops.records import Record
 from drzero.runs.report.figures import Tally
 from drzero.runs.run_folder import RunFolder
 
-_NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND)
+_NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND, STARTUP_KIND)
 
 
 @dataclass(frozen=True)
