@@ -137,7 +137,8 @@ def test_a_key_that_a_server_repeats_is_in_no_error(
 
 
 @pytest.mark.parametrize(
-    ("value", "said"), [("geheim\nö", "ANOTHER_KEY holds characters"), ("", "ANOTHER_KEY, which is to have")]
+    ("value", "said"),
+    [("geheim\nö", "ANOTHER_KEY holds characters"), ("", "ANOTHER_KEY should hold the endpoint's key")],
 )
 def test_an_endpoints_key_that_cannot_be_sent_or_is_missing_is_one_error_before_any_request(
     monkeypatch: pytest.MonkeyPatch,

@@ -91,7 +91,7 @@ def test_a_product_is_right_on_a_device_that_works_and_a_fault_on_one_that_is_no
     ("sight", "severity", "says"),
     [
         (EIGHT, "note", "8 × H100; CUDA_VISIBLE_DEVICES not set; correct product on 8"),
-        (Sight(fault="ImportError: libcudart.so.13"), "error", "torch did not start in a process of its own"),
+        (Sight(fault="ImportError: libcudart.so.13"), "error", "torch did not start in a separate process"),
         (Sight("2.11.0", "13.0", False, None, "the driver is too old"), "error", "the driver is too old"),
         (Sight("2.11.0", "13.0", False, "", ""), "error", "torch sees 0 of this machine's 8 GPUs"),
         (Sight("2.11.0", "13.0", True, "0,1", "", (H100,) * 2), "error", "'0,1'"),

@@ -132,7 +132,7 @@ def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_
     older = [word for word in arguments(prepared, corpus) if not word.startswith("source=")]
     assert main(["prepare-data", *older, *few]) == 0
     told = capsys.readouterr().out
-    assert f"all {len(prepared.documents)} entries are read: this index has no draws" in told
+    assert f"reading all {len(prepared.documents)} entries: this index is too old to draw from" in told
     assert "drawn at random" not in told and documents_shown(corpus) != drawn
 
 

@@ -72,7 +72,7 @@ def test_a_quota_counts_the_largest_shard_and_not_the_mean_one() -> None:
         "prepare_data", "chroma.path=http://one:1", "chroma.shards=4", "chroma.quota.records=5000000"
     )
     size = IndexSize(20_000_000, 384, 20_000_000 * 650)
-    with pytest.raises(PreflightFailed, match=r"up to 5,050,000 a collection"):
+    with pytest.raises(PreflightFailed, match=r"up to 5,050,000 per collection"):
         require_room(
             Planned(size, size.chunks, size.text_bytes, 1, 0), config, declared_machine(config, starting=True)
         )
