@@ -100,7 +100,7 @@ def texts(value: Any) -> tuple[str, ...]:
         # A column of whole numbers with a gap arrives as 1914.0.
         if isinstance(value, float) and math.isnan(value):
             return ()
-        return (str(int(value) if float(value).is_integer() else value),)
+        return (str(int(value) if isinstance(value, float) and value.is_integer() else value),)
     if isinstance(value, Mapping):
         value = [find(value, part) for part in _PARTS]
     if isinstance(value, Sequence):

@@ -1,4 +1,4 @@
-"""What a run appends to its folder as JSON lines, and the one reader of it. Only a line feed ends a line.
+"""The reader of a run's events, beats, samples and flow, which are JSON lines. Only a line feed ends a line.
 
 run = RunRecords(folder)
 run.last_start[0]["text"], run.beats[-1]["phase"], run.lasting_stall

@@ -76,11 +76,14 @@ class MetricsTail:
         self._folder = folder / "metrics"
         self._tails: dict[Path, JsonTail] = {}
 
-    def read(self) -> list[tuple[int, dict[str, float]]]:
-        """Step and metrics of each new line, in the order of writing."""
+    def read(self, *, to_end: bool = False) -> list[tuple[int, dict[str, float]]]:
+        """Step and metrics of each new line, in the order of writing, as `JsonTail.read` takes lines."""
         found = []
         for path in sorted(self._folder.glob("attempt_*.jsonl")):
-            for record in self._tails.setdefault(path, JsonTail(path, ("step", "data"))).read():
+            tail = self._tails.setdefault(path, JsonTail(path, ("step", "data")))
+            for record in tail.read(to_end=to_end):
+                if not isinstance(record["data"], dict) or not is_number(record["step"]):
+                    continue  # a bad line costs itself
                 # veRL writes NaN, such as the mean of nothing, as null.
                 data = {name: value for name, value in record["data"].items() if is_number(value)}
                 found.append((int(record["step"]), data))
@@ -90,7 +93,7 @@ class MetricsTail:
 def read_metrics(folder: Path) -> Steps:
     """Metrics by step over all starts. The last repetition of a step counts. Step 0 is the start model."""
     steps: Steps = {}
-    for step, data in MetricsTail(folder).read():
+    for step, data in MetricsTail(folder).read(to_end=True):
         add_step(steps, step, data)
     return dict(sorted(steps.items()))
 
@@ -117,4 +120,4 @@ def k_of_n(steps: Steps) -> dict[str, float]:
 def spent_tokens(folder: Path) -> int:
     """Tokens of training rollouts and solver attempts over all starts. A repeated step counts twice."""
     names = ("perf/total_num_tokens", "drzero/solver/attempt_tokens", "drzero/solver/attempt_tokens_in")
-    return int(sum(data.get(name, 0) for _, data in MetricsTail(folder).read() for name in names))
+    return int(sum(data.get(name, 0) for _, data in MetricsTail(folder).read(to_end=True) for name in names))

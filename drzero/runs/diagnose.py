@@ -18,7 +18,7 @@ from drzero.stages.watch import CAUSES
 def run_diagnose(arguments: Sequence[str]) -> None:
     """Print how the run in a folder ended. Raises NotARun for a folder without a run."""
     run = named_run(arguments, "diagnose")
-    death = examine(run.folder, CAUSES)
+    death = examine(run, CAUSES)
     console = Console(width=110, highlight=False)
     state = death.state
     if run.is_running:

@@ -168,7 +168,7 @@ class RunFolder(RunRecords):
             return Death("finished", "the run ended without an error")
         if not self.events and not self.beats and not (self.folder / "logs").is_dir():
             return Death("not finished", "nothing here says how it ended: it was killed early or still works")
-        return examine(self.folder, CAUSES)
+        return examine(self, CAUSES)
 
     def _loop_ending(self) -> Death:
         for name, entry in (self.report.get("stages") or {}).items():

@@ -339,6 +339,7 @@ def test_a_quoted_cell_may_have_commas_quotes_and_line_ends(tmp_path: Path) -> N
     [
         (1914, ("1914",)),
         (1914.0, ("1914",)),
+        pytest.param(10**400, (str(10**400),), id="400 digits"),
         (2.5, ("2.5",)),
         (["Vell", "", "Vell", "the Vell"], ("Vell", "the Vell")),
         ("[sic]", ("[sic]",)),

@@ -77,7 +77,7 @@ def test_the_clock_follows_the_phases_and_the_movement_in_them(tmp_path: Path) -
     clock.moved(150)
     assert (clock.beat.phase, clock.limit_s(), clock.silent_s(160)) == ("rollout", 300, 10)
     with path.open("a") as file:
-        file.write('ep": 1, "phase": "update"}\n')
+        file.write('ep": 1, "phase": "update"}\n{"time": 210, "step": null, "phase": "spoiled"}\n')
     beats(path, (220, 2, "rollout"))
     clock.read()
     # The first rollout took 100 s and was silent for 50 s at most.

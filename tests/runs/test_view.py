@@ -327,6 +327,30 @@ def test_a_line_that_is_cut_off_is_read_once_it_is_whole_and_a_bad_one_costs_its
     assert tail.read(to_end=True) == [] and tail.unreadable == 4
 
 
+def test_a_stages_journal_of_conversations_is_no_unreadable_sample(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "events.jsonl").write_text(
+        '{"time": 1.0, "kind": "start", "component": "challenger", "text": ""}\n'
+    )
+    for journal in ("rejects.jsonl", "samples.jsonl"):
+        (tmp_path / journal).write_text('{"key": "a prompt", "turns": []}\n')
+    assert main(["diagnose", str(tmp_path)]) == 0
+    assert "unreadable" not in capsys.readouterr().out
+
+
+def test_a_metric_of_another_kind_costs_its_line_and_a_last_line_needs_no_end(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    lines = (
+        '{"step": 1, "data": null}',
+        '{"step": null, "data": {}}',
+        '{"step": 2, "data": {"a": 1, "b": null}}',
+    )
+    (tmp_path / "metrics" / "attempt_001.jsonl").write_text("\n".join(lines))
+    assert read_metrics(tmp_path) == {2: {"a": 1}}
+
+
 def test_the_diagnosis_counts_unreadable_lines(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("heartbeats.jsonl", "logs/events.jsonl"):
         with (run / name).open("a") as file:

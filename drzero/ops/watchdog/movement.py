@@ -125,7 +125,10 @@ class PhaseClock:
     def read(self) -> None:
         """Read the new heartbeats."""
         for record in self._tail.read():
-            beat = Beat(float(record["time"]), int(record["step"]), str(record["phase"]))
+            try:
+                beat = Beat(float(record["time"]), int(record["step"]), str(record["phase"]))
+            except (TypeError, ValueError):
+                continue  # a bad line costs itself
             self.moved(beat.time)
             self._durations[self.beat.phase].append(beat.time - self.beat.time)
             self._silences[self.beat.phase].append(self._longest)

@@ -35,9 +35,10 @@ class Death:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-def examine(folder: Path, causes: Sequence[Cause] = ()) -> Death:
-    """Examine a run's folder. `causes` belong to its recipe."""
-    run = RunRecords(folder)
+def examine(place: Path | RunRecords, causes: Sequence[Cause] = ()) -> Death:
+    """Examine a run, or a folder as a training run's. `causes` belong to its recipe."""
+    run = place if isinstance(place, RunRecords) else RunRecords(place)
+    folder = run.folder
     events = run.last_start
     facts = _facts(run)
     flow, symptoms = _flow(run.flow, since=events[0]["time"] if events else 0.0)
