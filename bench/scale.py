@@ -19,6 +19,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from bench.gates import replace_section
+from drzero.preflight.batch import longest_row
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.cost import STARTUP_S, Range, hours, step_parts
 from drzero.preflight.index_size import CORE_SPEEDS, GPU_SHARES
@@ -126,7 +127,8 @@ def simulate(stage: str, gpus: int) -> Step:
         if part in parts and middle(longest) > middle(parts[part]):
             parts[part], limits[part] = longest, "the longest conversation"
     if ctx.machine.nodes > 1:
-        micro_batches = max(1, rows / gpus / config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu)
+        tokens = rows / gpus * longest_row(config)
+        micro_batches = max(1, tokens / config.actor_rollout_ref.actor.ppo_max_token_len_per_gpu)
         exchange = micro_batches * 3 * 2 * policy.parameters / NETWORK
         if middle(exchange) > middle(parts["update"]):
             limits["update"] = "the network between machines"

@@ -71,11 +71,23 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.machine.gpu is None:
         yield from _of_cpu_machine(ctx, ledger)
         return
-    found = list(_of_gpu_machine(ctx, ledger))
+    found = [*_fused_head(ctx), *_of_gpu_machine(ctx, ledger)]
     yield from found
     yield from _better_layout(ctx, fits=not found)
     if ctx.trains and not found:
         yield from _faster_update(ctx)
+
+
+def _fused_head(ctx: CheckContext) -> Iterator[Finding]:
+    parts = ctx.config.actor_rollout_ref
+    shape = ctx.shape(parts.model.path) if ctx.trains else None
+    if shape and not shape.tied and parts.model.use_fused_kernels and parts.actor.strategy == "fsdp2":
+        yield error(
+            "actor_rollout_ref.model.use_fused_kernels",
+            "this model's head is not tied to its embeddings. veRL 0.9.1 shards such a head alone, and "
+            "the fused head then fails in the first update",
+            f"set fused_head=false, and {_ACTOR}.ppo_max_token_len_per_gpu=4096 for whole logits",
+        )
 
 
 def _of_gpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:

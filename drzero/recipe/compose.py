@@ -226,11 +226,13 @@ def compose_plain(name: str, overrides: Sequence[str]) -> DictConfig:
 def resolve(config: DictConfig) -> DictConfig:
     """The config without interpolations, with Ray's address and CPUs. Raises OmegaConf's error."""
     resolved = DictConfig(OmegaConf.to_container(config, resolve=True, throw_on_missing=False))
-    if "agent_loops" in resolved:  # only stages with a trainer compose veRL's part
-        ray = resolved.ray_kwargs.ray_init
+    # Only stages with a trainer compose veRL's part, and a user may delete keys of Ray's.
+    ray = OmegaConf.select(resolved, "ray_kwargs.ray_init") if "agent_loops" in resolved else None
+    if ray is not None:
         # "local" starts a Ray of the run's own, even if RAY_ADDRESS is set.
-        ray.address = ray.address or resolved.machine.ray_address or "local"
-        if ray.num_cpus is None and not joins_cluster(resolved):
+        if "address" in ray:
+            ray.address = ray.address or resolved.machine.ray_address or "local"
+        if "num_cpus" in ray and ray.num_cpus is None and not joins_cluster(resolved):
             ray.num_cpus = cpus_reserved(resolved)
     return resolved
 

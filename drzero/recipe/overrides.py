@@ -57,7 +57,11 @@ PLAIN_MODEL = "qwen2.5-3b"
 """An option of model/ that sets only base_model. Models without an option build on it."""
 
 # Users may add entries to these mappings without a sign.
-_OPEN_MAPPINGS = ("solver.server_args", "rollout.server_args")
+_OPEN_MAPPINGS = (
+    "solver.server_args",
+    "rollout.server_args",
+    "actor_rollout_ref.actor.optim.override_optimizer_config",
+)
 Tree = dict[str, Any]
 _ABSENT: Any = object()
 # What Hydra and OmegaConf raise for a bad override. The plain ones come where Hydra foresaw none (~list.0).
@@ -349,6 +353,8 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
             raise OverrideError(f"{line!r}: there is no key {key!r} to delete{_nearest(key, config)}")
         if schema is not None and (key in schema or schema.is_group(key)):
             raise OverrideError(f"{line!r}: {key!r} cannot be deleted; set it to another value")
+        if override.value() is not None and override.value() != found:
+            raise OverrideError(f"{line!r}: {key} is {found!r}, not {override.value()!r}")
         return
     if found is _ABSENT and key in RENAMED:
         new = f"{RENAMED[key]}={override.get_value_element_as_str()}"

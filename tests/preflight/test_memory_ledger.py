@@ -150,8 +150,9 @@ def test_the_shape_of_a_folder_is_that_of_its_config(tiny_model: Path) -> None:
 
 @pytest.fixture(scope="module")
 def published() -> DictConfig:
-    """The challenger on the paper's machine."""
-    return resolve(compose_plain("challenger", ["hardware=8xh100", "model=qwen2.5-7b"]))
+    """The challenger on the paper's machine, with as many tokens a micro-batch as a tied model has."""
+    tied = ["fused_head=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"]
+    return resolve(compose_plain("challenger", ["hardware=8xh100", "model=qwen2.5-7b", *tied]))
 
 
 MACHINE = Machine(True, False, GPUS["H100"], 8, 1, None)

@@ -126,3 +126,15 @@ def test_loss_and_gradients_are_those_of_one_row_at_a_time(
         assert np.mean(found["metrics"][metric]) == pytest.approx(
             np.mean(expected["metrics"][metric]), abs=1e-6
         )
+
+
+def test_verl_shards_a_head_that_is_not_tied_alone() -> None:
+    """When this fails, the key `fused_head` and its refusal by preflight can go."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from verl.utils.fsdp_utils import _select_fsdp2_wrap_targets
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    for tied in (True, False):
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=16, tie_word_embeddings=tied, **sizes))
+        alone = _select_fsdp2_wrap_targets(model, ["LlamaDecoderLayer"])
+        assert any(module is model.lm_head for module in alone) is not tied

@@ -23,6 +23,11 @@ class Common:
     steps_per_iteration: int = key(50, "Training steps per iteration.", low=1)
     log_level: str = key("WARNING", "Log level everywhere.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
     verbose: bool = key(False, "Print each component's output, prefixed with its name. Logs always have it.")
+    fused_head: bool = key(
+        True,
+        "Compute log-probabilities on a GPU without whole logits. Set false for a model whose head is not "
+        "tied to its embeddings: veRL 0.9.1 cannot fuse it.",
+    )
     process_env: dict[str, Any] = key({}, "Environment variables of all processes. hardware= adds some.")
     paths: Paths = group(Paths)
     run: Run = group(Run)
