@@ -5,7 +5,7 @@
     python -m bench.update --case "8k tokens:actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192" --case …
 
 veRL's own worker with its FSDP2 engine trains on random rows, without Ray and without rollouts. A case is a
-name, maybe `@` and a number of rows, and the overrides to add; each case runs in a process of its own.
+name, maybe `@` and a number of rows, and the overrides to add; each case runs in a new process.
 `--profile 4` also traces an update of four rows and writes the operations that took longest.
 """
 

@@ -31,7 +31,7 @@ def choose_start(config: DictConfig) -> None:
 
 
 def find_start(config: DictConfig) -> Path | None:
-    """With `resume_mode=auto`, the run's last checkpoint, else that of `continue_from`. Raises CheckError."""
+    """With `resume_mode=auto`, the last checkpoint of the run, else of `continue_from`. Raises CheckError."""
     if config.trainer.resume_mode != "auto":
         return None
     folder = Path(config.run.dir)

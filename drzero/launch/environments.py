@@ -19,7 +19,7 @@ from environments.registry import canonical
 FILE = Path(__file__).with_name("known_environments.yaml")
 OWN = CONFIG.parent / "environments"
 PUBLISHED = ("verifiers:gsm8k",)
-"""Tasksets in packages of their own (`image.pip`) that guides name without `verifiers:`."""
+"""Tasksets in separate packages (`image.pip`). Guides name them without `verifiers:`."""
 
 
 def corpora() -> list[str]:

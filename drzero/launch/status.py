@@ -94,7 +94,7 @@ def _verdict(stall: dict[str, Any]) -> str:
 
 
 def _runs(request: Request) -> list[Path]:
-    """The run folders a launch writes, for the loop those of all stages."""
+    """The run folders a launch writes. The loop writes one for each stage."""
     root = place("checkpoints")
     return [root / request.name] if request.action != "evolve" else list(root.glob("*_iter*"))
 

@@ -2,7 +2,7 @@
 
     child = Child(Command(name="trainer", command=("python", "-m", …), log_path=logs / "trainer.log"))
 
-After a killed keeper, `stop` finds descendants by `DRZERO_RUN_ID`, except those that set a title (Ray).
+After a killed keeper, `stop` finds descendants by `DRZERO_RUN_ID`, unless they set a title, as Ray's do.
 """
 
 import os

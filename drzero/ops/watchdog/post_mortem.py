@@ -26,7 +26,7 @@ class Death:
     """How a run ended."""
 
     state: str
-    """Finished, failed, stalled, out of time (by itself), cut off (killed, without an error of its own)."""
+    """Finished, failed, stalled, out of time (by itself), cut off (killed, no error logged)."""
     sentence: str
     culprit: str | None = None
     first_error: str | None = None
