@@ -18,9 +18,14 @@ from search.client import SearchClient, SearchRefused
 from verl_ext.method import trajectory as method
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import PromptForm, solver_messages
-from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
 from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
+from verl_ext.method.tool_calls import (
+    MAX_CALLS_PER_TURN,
+    SEARCH_TOOL_SCHEMA,
+    invalid_call_response,
+    parse_tool_calls,
+    refuse_call,
+)
 
 
 class SearchTaskset(Taskset):

@@ -32,6 +32,7 @@ from search.indexing.shards import build_index
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
+from verl_ext.method.advantages import hop_advantages
 from verl_ext.method.answers import exact_match
 from verl_ext.method.challenger_reward import (
     ATTEMPTS,
@@ -41,12 +42,10 @@ from verl_ext.method.challenger_reward import (
     has_integrity,
 )
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
-from verl_ext.method.hrpo import hop_advantages
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import Message, challenger_messages, solver_messages
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 from verl_ext.method.solver_reward import solver_answer
-from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls
+from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, invalid_call_response, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 OUTPUTS = Path(__file__).resolve().parents[1] / "outputs"

@@ -21,7 +21,7 @@ from environments.row import Row
 from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
-from verl_ext.method.token_drift import token_drift
+from verl_ext.method.trajectory import token_drift
 from verl_ext.telemetry import waiting
 
 

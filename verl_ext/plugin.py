@@ -10,8 +10,7 @@ from verl.plugin.platform import PlatformRegistry
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-from verl_ext.rollout.cpu import CpuPlatform
-from verl_ext.rollout.cuda import CudaPlatform
+from verl_ext.rollout.platforms import CpuPlatform, CudaPlatform
 
 REFERENCE_ROLLOUT = "reference"  # value of `actor_rollout_ref.rollout.name`
 

@@ -14,7 +14,7 @@ from drzero.ops.bearer import MODEL_KEY
 from search.client import SearchClient
 from verl_ext.clients.question_score import score_question
 from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
-from verl_ext.method.open_book import open_book_messages
+from verl_ext.method.challenger_reward import open_book_messages
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import Trajectory
 from verl_ext.telemetry import waiting

@@ -3,15 +3,20 @@
     DRZERO_STOP_AT=1767225600 drzero challenger …       # Unix seconds
 
 A stage ends at a whole checkpoint with exit code 75, and a rerun resumes it (docs/stopping.md).
+The trainer then leaves a note, because veRL exits with 0 either way.
 """
 
+import json
 import math
 import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from drzero.ops.errors import OutOfTime, UserError
+from drzero.ops.files import atomic_write
 
 STOP_VARIABLE = "DRZERO_STOP_AT"
 STEP_FACTOR = 1.2  # multiplies the longest step so far, as room for a longer one
@@ -100,3 +105,31 @@ def require_time(what: str, least_s: float = 0.0) -> None:
         return
     need = f", and {what} takes {least_s:.0f} s at least" if left > 0 else ""
     raise OutOfTime(f"{what} was not started: {describe_left(left)}{need}; rerun with more time to resume")
+
+
+NOTE = "ended_early.json"
+
+
+@dataclass(frozen=True)
+class Note:
+    """The last step, which is saved, and why the trainer ended there: out of time or `collapsed`."""
+
+    step: int
+    why: str
+    collapsed: bool = False
+
+
+def write_note(folder: Path, note: Note) -> None:
+    """Write the note, atomically."""
+    atomic_write(folder / NOTE, json.dumps(asdict(note)))
+
+
+def read_note(folder: Path) -> Note | None:
+    """The note in a run's folder, or None."""
+    path = folder / NOTE
+    return Note(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def drop_note(folder: Path) -> None:
+    """Remove the note, if any."""
+    (folder / NOTE).unlink(missing_ok=True)

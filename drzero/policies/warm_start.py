@@ -27,7 +27,7 @@ from drzero.policies.demonstrations import Demonstration, make_demonstrations, w
 from drzero.stages.demo import load_base_model, load_base_tokenizer
 from environments.conversation import Message
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 
 WORLD_SEEDS = range(17, 25)
 """Worlds of the `warmstart` split. Repeated demonstrations would teach the model names by heart."""

@@ -12,8 +12,12 @@ from drzero.ops.hub import hub_fault
 from drzero.preflight.finding import refusal
 from drzero.preflight.model_shape import model_config
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA
-from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
+from verl_ext.method.tool_calls import (
+    SEARCH_TOOL_NAME,
+    SEARCH_TOOL_SCHEMA,
+    parse_tool_calls,
+    render_tool_call,
+)
 
 
 def load_tokenizer(path: str, key: str) -> Any:

@@ -15,7 +15,7 @@ from drzero.stages.conversations import Failed, check_failed_share, play_all, se
 from drzero.stages.models import StageModel, own_model
 from drzero.stages.services import solver_spec
 from verl_ext.clients.search_agent import Conversation, SearchAgent
-from verl_ext.method.open_book import open_book_fault, open_book_messages
+from verl_ext.method.challenger_reward import open_book_fault, open_book_messages
 from verl_ext.method.solver_reward import solver_answer
 
 ANSWERS = "open_book.jsonl"

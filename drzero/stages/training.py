@@ -6,7 +6,7 @@ A run is: start → services → veRL → export → summary → result.
     drzero solver iteration=1 hardware=8xh100 model=qwen2.5-7b         # GRPO on the synthesized questions
 
 veRL runs as a child process on the resolved config and resumes from its own checkpoints. A trainer that runs
-out of time, or stops at a collapse, exits with 0 and leaves a note (`verl_ext.early_end`). The stage then
+out of time, or stops at a collapse, exits with 0 and leaves a note (`verl_ext.stop_time`). The stage then
 raises OutOfTime or Collapsed.
 """
 
@@ -40,9 +40,8 @@ from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from drzero.stages.summary import print_summary
 from drzero.stages.watch import PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
-from verl_ext.early_end import Note, drop_note, read_note
 from verl_ext.sglang import cpu
-from verl_ext.stop_time import require_time
+from verl_ext.stop_time import Note, drop_note, read_note, require_time
 
 START_S = 60.0
 """With less time left, the first step would not be reached, so nothing is started."""

@@ -626,7 +626,7 @@ def test_possible_secrets_and_caches_are_not_sent(name: str) -> None:
             "models/special_tokens_map.json",
             "tokenizer.json",
         ),
-        *("drzero/policies/demo/adapter_model.safetensors", "verl_ext/method/chatml.jinja", "token_drift.py"),
+        *("drzero/policies/demo/adapter_model.safetensors", "verl_ext/method/chatml.jinja", "tokenizers.py"),
     ],
 )
 def test_files_that_a_run_needs_are_sent(name: str) -> None:

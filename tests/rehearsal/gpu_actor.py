@@ -52,7 +52,7 @@ def without_content() -> None:
     from verl.models.transformers import monkey_patch
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
-    from verl_ext.rollout.cuda import CudaPlatform
+    from verl_ext.rollout.platforms import CudaPlatform
 
     # torch would take a bare number for a device of its accelerator, and has none.
     CudaPlatform.current_device = lambda _: fake_cuda.DEVICE

@@ -29,8 +29,8 @@ from drzero.stages.examples import read_examples
 from drzero.stages.summary import print_summary, summarise
 from drzero.stages.training import Collapsed, _plan_validation, _tidy, finish, train
 from verl_ext.checkpoints import TRACKER
-from verl_ext.early_end import NOTE, Note, read_note, write_note
 from verl_ext.method.challenger_reward import challenger_reward
+from verl_ext.stop_time import NOTE, Note, read_note, write_note
 from verl_ext.trainer.collapse import ALARM
 
 TRAINED = {"training/global_step": 1, "drzero/rollout/rows": 4.0, "perf/total_num_tokens": 100}

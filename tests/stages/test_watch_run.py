@@ -23,7 +23,7 @@ from drzero.stages import training
 from drzero.stages.flight_recorder import flight_recorder
 from drzero.stages.services import retrieval_spec, solver_spec
 from drzero.stages.watch import LANDMARKS, watch_plan
-from verl_ext.rollout.cuda import NO_RECORDER
+from verl_ext.rollout.platforms import NO_RECORDER
 from verl_ext.telemetry import Phase
 
 

@@ -18,8 +18,7 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import get_rollout_replica_class
 
 from verl_ext import plugin
-from verl_ext.rollout.cpu import CpuPlatform
-from verl_ext.rollout.cuda import CudaPlatform
+from verl_ext.rollout.platforms import CpuPlatform, CudaPlatform
 from verl_ext.trainer import trainers
 
 # The worker is the first import, as in a run.

@@ -16,7 +16,7 @@ from verl_ext.engine.api_answers import TextStream, heard
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 
 MAX_SEQ_LEN = 600
 QUESTION: list[Any] = [{"role": "user", "content": "Who came?"}]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage
 
-from verl_ext.method.grpo import group_advantages, hop_balanced
+from verl_ext.method.advantages import group_advantages, hop_balanced
 
 Row = tuple[float, str, bool]
 # Eighths are exact in float32, so equal rewards have a deviation of exactly 0 in veRL too.

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.method.hrpo import DELTA, hop_advantages
+from verl_ext.method.advantages import DELTA, hop_advantages
 
 Row = tuple[float, int, bool]
 REWARDS = st.floats(-2, 2, allow_subnormal=False)

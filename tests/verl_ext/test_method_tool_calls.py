@@ -8,8 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.method.search_tool_schema import MAX_QUERIES_PER_CALL, MAX_QUERY_CHARS, SEARCH_TOOL_SCHEMA
-from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, render_tool_call
+from verl_ext.method.tool_calls import (
+    MAX_QUERIES_PER_CALL,
+    MAX_QUERY_CHARS,
+    SEARCH_TOOL_SCHEMA,
+    invalid_call_response,
+    parse_tool_calls,
+    render_tool_call,
+)
 
 TEXTS = st.text(min_size=1).filter(lambda text: text.strip() != "")
 queries_lists = st.lists(TEXTS, min_size=1, max_size=10).filter(

@@ -13,7 +13,7 @@ from verl.single_controller.ray import ResourcePoolManager
 
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.flight_recorder import recorder_env
-from verl_ext.rollout.cuda import CudaPlatform
+from verl_ext.rollout.platforms import CudaPlatform
 
 pytestmark = pytest.mark.slow("starts Ray and eight storage units")
 

@@ -101,7 +101,7 @@ def test_idle_schedulers_leave_their_cores_to_the_update(gpu_config: Any) -> Non
 
 
 def test_verl_starts_its_server_with_the_platforms_environment() -> None:
-    """So verl_ext/rollout/cuda.py keeps the trainer's recorder out of the engine."""
+    """So verl_ext/rollout/platforms.py keeps the trainer's recorder out of the engine."""
     environments = {
         ast.unparse(keyword.value)
         for tree in verl_modules()

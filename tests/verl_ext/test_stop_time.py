@@ -8,17 +8,21 @@ import pytest
 
 from drzero.cli import main
 from drzero.ops.errors import OutOfTime
-from verl_ext.early_end import NOTE, Note, drop_note, read_note, write_note
 from verl_ext.stop_time import (
     CLOSING_S,
     FIRST_SAVE_S,
+    NOTE,
     STEP_FACTOR,
     STOP_VARIABLE,
     BadStopTime,
+    Note,
     Pace,
+    drop_note,
+    read_note,
     require_time,
     seconds_left,
     stop_time,
+    write_note,
 )
 
 

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
 
-from verl_ext.method.token_drift import token_drift
+from verl_ext.method.trajectory import token_drift
 
 IDS = st.lists(st.integers(0, 9), min_size=1, max_size=5)
 

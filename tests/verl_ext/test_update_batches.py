@@ -16,8 +16,7 @@ from tiny_model import save_tiny_model
 from transformers import AutoModelForCausalLM
 
 from drzero.recipe.compose import compose_plain, resolve
-from verl_ext.method.grpo import group_advantages
-from verl_ext.method.hrpo import hop_advantages
+from verl_ext.method.advantages import group_advantages, hop_advantages
 
 ROWS = 32
 METHODS = {"HRPO": "reinforce", "GRPO": "ppo_clip"}

@@ -25,8 +25,7 @@ from verl_ext.clients.served_model import (
     not_let_in,
     retrying,
 )
-from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
-from verl_ext.method.tool_calls import parse_call, parse_tool_calls
+from verl_ext.method.tool_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_call, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.telemetry import waiting
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.answers import exact_match
-from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity
+from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity, open_book_fault
 from verl_ext.method.format_score import hop_fault
-from verl_ext.method.open_book import open_book_fault
 from verl_ext.method.trajectory import Trajectory
 
 Read = Callable[[str, str, Trajectory], Awaitable[SolverAttempt]]  # of question, document, trajectory

@@ -18,8 +18,13 @@ from verl_ext.clients.served_model import ServedModel, ServerUnavailable
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
 from verl_ext.method.prompts import MAX_TURNS, Message
-from verl_ext.method.search_tool_schema import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA
-from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
+from verl_ext.method.tool_calls import (
+    MAX_CALLS_PER_TURN,
+    SEARCH_TOOL_SCHEMA,
+    invalid_call_response,
+    parse_tool_calls,
+    refuse_call,
+)
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.telemetry import waiting
 

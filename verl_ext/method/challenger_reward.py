@@ -6,14 +6,20 @@
     if has_integrity(question, answer): k = number of right attempts of n, None unless all n finished
     score = challenger_reward(trajectory, document, hop, n=n, k=k)
 
+The open book: the solver answers once, greedily, from what the challenger read, without searching. A
+different answer refuses the question, because its label may be wrong (Search Self-Play, arXiv 2510.18821).
+
 After a failure of a service the sample is invalid and counts nowhere.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_ext.method.answers import after_thinking, extract_last_tag, normalize_answer
+from verl_ext.method.answers import after_thinking, exact_match, extract_last_tag, normalize_answer
 from verl_ext.method.format_score import format_score, hop_fault
+from verl_ext.method.passages import format_passages
+from verl_ext.method.prompts import Message, PromptForm, solver_messages
+from verl_ext.method.tool_calls import render_tool_call
 from verl_ext.method.trajectory import Trajectory
 
 ATTEMPTS = 5  # per question (paper, table 5)
@@ -121,3 +127,30 @@ def challenger_reward(
         hop_fault=hop_fault(trajectory, document, hop, question, answer),
         refused=refused,
     )
+
+
+def open_book_messages(
+    question: str,
+    document: str,
+    trajectory: Trajectory,
+    form: PromptForm,
+    max_turns: int,
+    response_limit: int,
+) -> list[Message]:
+    """The question, followed by the document and the challenger's searches as the solver's own turns."""
+    title, _, text = document.partition("\n")
+    shown = format_passages([title], [[{"title": title, "text": text}]], response_limit)
+    read: list[tuple[tuple[str, ...], str]] = [((title,), shown)]
+    read += [(call.queries or (), call.response or "") for call in trajectory.searches]
+    messages = solver_messages(question, form, max_turns)
+    for queries, response in read:
+        call = f"<think>I will search {', '.join(queries)}.</think>\n{render_tool_call(queries)}"
+        messages += [{"role": "assistant", "content": call}, {"role": "tool", "content": response}]
+    return messages
+
+
+def open_book_fault(read: str | None, answer: str) -> str | None:
+    """Why the answer that was `read` contradicts the challenger's, or None."""
+    if exact_match(read, [answer]):
+        return None
+    return f"from what the challenger read, the solver answers {read!r}"

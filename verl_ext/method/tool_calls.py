@@ -1,4 +1,4 @@
-"""Parses search calls in the models' text, renders them, and explains errors to the model.
+"""The search tool: its OpenAI function description, and its calls in the models' text, parsed and rendered.
 
 <tool_call>
 {"name": "search", "arguments": {"query_list": ["first query", "second query"]}}
@@ -9,10 +9,35 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from verl_ext.method.passages import defuse
-from verl_ext.method.search_tool_schema import MAX_QUERIES_PER_CALL, MAX_QUERY_CHARS, SEARCH_TOOL_NAME
 from verl_ext.method.trajectory import SearchCall
+
+SEARCH_TOOL_NAME = "search"
+MAX_CALLS_PER_TURN = 5  # in rollouts (`max_parallel_calls`) and solver attempts alike
+MAX_QUERIES_PER_CALL = 10  # the results of more would not fit into a response
+MAX_QUERY_CHARS = 1000  # more than an embedder reads. The service refuses much longer queries
+
+SEARCH_TOOL_SCHEMA: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": SEARCH_TOOL_NAME,
+        "description": "Search the corpus. Returns the passages that fit each query best.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "query_list": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "Search queries, each a short question or phrase that stands on its own.",
+                }
+            },
+            "required": ["query_list"],
+        },
+    },
+}
+
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|tool_call|answer|question)>")

@@ -14,10 +14,14 @@ from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from verl_ext.method.chat import TURN_END
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA
-from verl_ext.method.token_drift import token_drift
-from verl_ext.method.tool_calls import invalid_call_response, parse_tool_calls, refuse_call
-from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
+from verl_ext.method.tool_calls import (
+    SEARCH_TOOL_NAME,
+    SEARCH_TOOL_SCHEMA,
+    invalid_call_response,
+    parse_tool_calls,
+    refuse_call,
+)
+from verl_ext.method.trajectory import SearchCall, Trajectory, Turn, token_drift
 from verl_ext.telemetry import waiting
 
 PARSER_NAME = "search_call"

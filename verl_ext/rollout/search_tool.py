@@ -7,7 +7,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from search.client import SearchClient, SearchRefused, SearchUnavailable
 from verl_ext.method.passages import format_passages
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.telemetry import waiting
 
 UNAVAILABLE = "Search is unavailable at the moment."

@@ -13,8 +13,7 @@ from drzero.ops.process.logs import EventLog
 from drzero.ops.records import EVENTS_FILE
 from verl_ext.artefacts import announce
 from verl_ext.checkpoints import prune_checkpoints, saved_step, saving, step_folder
-from verl_ext.early_end import Note, write_note
-from verl_ext.stop_time import Pace, describe_left, seconds_left
+from verl_ext.stop_time import Note, Pace, describe_left, seconds_left, write_note
 from verl_ext.telemetry import Heartbeat
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
+from verl.utils.tracking import Tracking
 
 from environments.conversation import Conversation
 from verl_ext.artefacts import announce
@@ -139,3 +140,43 @@ def dump_rows(rows: Sequence[StepRow], step: int, target: Path) -> None:
         os.fsync(file.fileno())
     partial.rename(target)
     announce(target)
+
+
+WANDB_TABLE = "trajectories"
+WANDB_COLUMNS: list[str | int] = ["step", "key", "hop", "score", "counts"]
+WANDB_COLUMNS += ["question", "answer", "right", "conversation", "attempts"]
+
+
+def log_trajectories(logger: Tracking, records: Sequence[Mapping[str, Any]], step: int) -> None:
+    """Log the lines of a step's dump as a table of Weights & Biases."""
+    import wandb
+
+    table = wandb.Table(columns=WANDB_COLUMNS, data=[_cells(record) for record in records])
+    logger.log({WANDB_TABLE: table}, step=step, backend=["wandb"])
+
+
+def _cells(record: Mapping[str, Any]) -> list[Any]:
+    reward = record["reward"]
+    attempts = (
+        f"({'right' if attempt['right'] else 'wrong'}) {_text(attempt['trajectory'])}"
+        for attempt in record["attempts"]
+    )
+    return [
+        record["step"],
+        record["key"],
+        record["hop"],
+        float(reward["score"]),
+        bool(reward.get("valid", True)),
+        record["question"],
+        reward.get("answer"),
+        reward.get("k"),
+        _text(record["trajectory"]),
+        "\n\n".join(attempts),
+    ]
+
+
+def _text(trajectory: Mapping[str, Any]) -> str:
+    parts: list[str | None] = []
+    for turn in trajectory["turns"]:
+        parts += [turn["text"], *(call["response"] for call in turn["calls"]), turn.get("observation")]
+    return "\n".join(filter(None, parts))

@@ -21,14 +21,19 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 
 from drzero.ops.notices import ALARM_KIND
-from verl_ext.method.grpo import group_advantages, hop_balanced
-from verl_ext.method.hrpo import hop_advantages
+from verl_ext.method.advantages import group_advantages, hop_advantages, hop_balanced
 from verl_ext.trainer import step_metrics
 from verl_ext.trainer.collapse import ALARM, CollapseWatch, collapse_metrics
 from verl_ext.trainer.flow import FlowMixin
 from verl_ext.trainer.progress import ProgressMixin
-from verl_ext.trainer.step_rows import StepRow, dump_rows, read_log_probs, read_rows, records
-from verl_ext.trainer.wandb_table import log_trajectories
+from verl_ext.trainer.step_rows import (
+    StepRow,
+    dump_rows,
+    log_trajectories,
+    read_log_probs,
+    read_rows,
+    records,
+)
 
 
 @dataclass(frozen=True)

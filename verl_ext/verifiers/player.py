@@ -20,7 +20,7 @@ from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from environments.verifiers.taskset import VerifiersTaskset
 from verl_ext.episodes import EpisodeLimits, Model, Played
-from verl_ext.method.token_drift import token_drift
+from verl_ext.method.trajectory import token_drift
 from verl_ext.verifiers.endpoint import endpoint
 from verl_ext.verifiers.host import host_of
 from verl_ext.verifiers.renderer import renderer_config

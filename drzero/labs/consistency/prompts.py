@@ -15,9 +15,8 @@ from data.question_rows import FieldNames
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.method.chat import render_prompt_ids, turn_end_id
 from verl_ext.method.prompts import Message, PromptForm, solver_messages
-from verl_ext.method.search_tool_schema import SEARCH_TOOL_SCHEMA
 from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import parse_tool_calls
+from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.trajectory import Trajectory, Turn
 
 OF_CHALLENGER = "format of the question"

@@ -1,7 +1,7 @@
-"""The CPU as a veRL platform (veRL 0.9.1), chosen by `VERL_PLATFORM=cpu`.
+"""veRL's platforms (veRL 0.9.1): CUDA, and the CPU, chosen by `VERL_PLATFORM=cpu`.
 
-veRL places workers only by the resource "GPU", so Ray schedules logical ones. veRL's engines ask for the
-platform during their import, so this module imports none of them.
+veRL places workers only by the resource "GPU", so Ray schedules logical ones on a CPU. veRL's engines ask
+for the platform during their import, so this module imports none of them.
 """
 
 import resource
@@ -13,8 +13,26 @@ from typing import Any
 import psutil
 import torch
 from verl.plugin.platform import PlatformBase
+from verl.plugin.platform.platform_cuda import PlatformCUDA
 
-from verl_ext.rollout.cuda import NO_RECORDER
+# torch (2.9 to 2.13) names the Flight Recorder's pipes and dumps by global rank, which starts at 0 again in
+# each engine, so an engine's rank would unlink the trainer's pipe.
+NO_RECORDER = {
+    # Two names, by release.
+    "TORCH_FR_BUFFER_SIZE": "0",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # Empty means none, because Ray cannot remove a variable.
+    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "",
+}
+
+
+class CudaPlatform(PlatformCUDA):
+    """The stock platform, with engines that do not inherit the Flight Recorder."""
+
+    def rollout_env_vars(self) -> dict[str, str]:
+        """Environment of the rollout engines."""
+        return super().rollout_env_vars() | NO_RECORDER
 
 
 class _CpuDeviceModule(ModuleType):
