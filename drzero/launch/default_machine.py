@@ -11,7 +11,7 @@ from drzero.launch.errors import LaunchError
 FITS = {
     0.2: ("a10g", "a10g"),
     0.5: ("a100-40gb", "a10g"),
-    1.5: ("single_h100", "a10g"),
+    1.5: ("a100-40gb", "a10g"),
     3: ("single_h100", "a100-40gb"),
     7: ("4xa100-80gb", "single_h100"),
     8: ("4xa100-80gb", "4xa100-80gb"),

@@ -71,7 +71,7 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
     if ctx.machine.gpu is None:
         yield from _of_cpu_machine(ctx, ledger)
         return
-    found = [*_fused_head(ctx), *_of_gpu_machine(ctx, ledger)]
+    found = [*(_fused_head(ctx) if ctx.trains else ()), *_of_gpu_machine(ctx, ledger)]
     yield from found
     yield from _better_layout(ctx, fits=not found)
     if ctx.trains and not found:
@@ -80,7 +80,7 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
 
 def _fused_head(ctx: CheckContext) -> Iterator[Finding]:
     parts = ctx.config.actor_rollout_ref
-    shape = ctx.shape(parts.model.path) if ctx.trains else None
+    shape = ctx.shape(parts.model.path)
     if shape and not shape.tied and parts.model.use_fused_kernels and parts.actor.strategy == "fsdp2":
         yield error(
             "actor_rollout_ref.model.use_fused_kernels",

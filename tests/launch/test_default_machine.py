@@ -4,14 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from drzero.launch.compute import load_compute
 from drzero.launch.default_machine import FITS, billions_of, default_machine
 from drzero.launch.errors import LaunchError
 from drzero.preflight.model_shape import ModelShape, config_of
 from drzero.preflight.run import preflight
-from drzero.recipe.compose import CONFIG_DIR
+from drzero.recipe.compose import compose_stage
 from drzero.recipe.gpu_prices import GPUS
 
 MACHINES = sorted(
@@ -36,8 +35,7 @@ def holds(machine: str, stage: str, model: str, folder: Path) -> bool:
     places = ["paths.corpus=/nonexistent", "paths.checkpoints=/nonexistent"]
     compute = load_compute(machine)
     words = [f"hardware={compute.hardware}", *compute.overrides(), chosen, *places, *loaded]
-    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        report = preflight(compose(stage, words), stage)
+    report = preflight(compose_stage(stage, words), stage)
     assert report.ledger is not None
     return not report.errors
 
