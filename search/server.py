@@ -28,13 +28,13 @@ import uvloop
 from setproctitle import setproctitle
 
 from drzero.ops.bearer import TokenUnusable
+from drzero.ops.connections import Connection
 from search.chroma.location import ChromaPlace, Quota, plain
 from search.chroma.sharded_store import chroma_index
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
 from search.serving.app import RetrievalApp
 from search.serving.batching import BatchLimits
-from search.serving.connections import Connection
 from search.serving.encoders import EncoderPool, PooledEmbedder
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits

@@ -20,8 +20,8 @@ from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
 
+from drzero.ops.connections import PIECE
 from search.serving.batching import IndexUnavailable, Unavailable
-from search.serving.connections import PIECE
 from search.serving.encoders import EncodeFailed
 from search.serving.service import Retrieval
 from search.wire import MAX_TOPK, Passage, ScoredPassage

@@ -252,6 +252,12 @@ def test_a_client_that_leaves_cancels_the_generation_behind_the_recorder(
     assert call.status is None and recorder.totals.failed == 1
 
 
+def test_an_endless_head_is_answered_by_the_recorder_itself(url: str) -> None:
+    with Recorder(url) as recorder:
+        assert httpx.get(recorder.url(0), headers={"X": "x" * 100_000}).status_code == 431
+        assert recorder.take(0) == []
+
+
 def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(url: str) -> None:
     with Recorder(url) as recorder:
         with openai.OpenAI(base_url=recorder.url(4), api_key="None", timeout=60) as client:

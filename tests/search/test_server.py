@@ -37,6 +37,7 @@ from search_parts import (
 )
 
 from drzero.commands.serve_search import address, curl_line
+from drzero.ops import connections
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.services import retrieval_spec
 from search.chroma.store import open_collection
@@ -44,7 +45,6 @@ from search.client import SearchClient
 from search.embedders import Embedder
 from search.errors import StoreError, StoreUnavailable
 from search.server import bind, configure, listen, parser
-from search.serving import connections
 from search.serving.app import INDEX_UNAVAILABLE, MAX_PASSAGES, MAX_PASSAGES_HELD, RetrievalApp
 from search.serving.batching import BatchLimits
 from search.serving.encoders import EncodeFailed, EncoderDied
@@ -508,8 +508,14 @@ def test_passages_that_nobody_reads_are_bounded_and_free_again_when_their_client
     assert on_loopback(chroma, NearEncoders(embedder), crowd) == [503, 200]
 
 
+def test_an_endless_head_is_answered_431_without_a_token(url: str) -> None:
+    """`tests/ops/test_connections.py` has the other heads."""
+    answer = httpx.get(url, headers={"X": "x" * 100_000}, trust_env=False)
+    assert answer.status_code == 431 and "may have 65536 bytes" in answer.text
+
+
 def test_uvicorn_has_no_limits_of_its_own_for_heads_and_unread_answers() -> None:
-    """As long as this holds, `search.serving.connections` is needed."""
+    """As long as this holds, `drzero.ops.connections` is needed."""
     limits = {name for name in inspect.signature(uvicorn.Config).parameters if name.startswith("timeout_")}
     assert limits == {
         "timeout_keep_alive",

@@ -194,6 +194,10 @@ requests = st.fixed_dictionaries(
 )
 
 
+def test_a_far_too_long_head_is_refused(server: httpx.Client) -> None:
+    assert server.get("/v1/models", headers={"X": "x" * 100_000}).status_code == 431
+
+
 @settings(max_examples=60)
 @given(requests)
 def test_after_any_request_the_engine_answers_the_next(server: httpx.Client, fields: dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from starlette.requests import ClientDisconnect
 from transformers import PreTrainedTokenizerBase
 
 from drzero.ops.bearer import MODEL_KEY, bearer_headers
+from drzero.ops.connections import Connection
 from drzero.ops.disconnect import unless_gone
 from environments.call import FORMS
 from verl_ext.engine.api_answers import Job, chat_job, completion_job, error_body
@@ -237,7 +238,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"solver server: listening on http://{host}:{port}", flush=True)
     # At INFO uvicorn would log every request.
     level = "debug" if os.environ.get("DRZERO_LOG_LEVEL") == "DEBUG" else "warning"
-    server = uvicorn.Server(uvicorn.Config(app, log_level=level))
+    server = uvicorn.Server(uvicorn.Config(app, log_level=level, http=Connection, ws="none"))
     crashed = threading.Event()
 
     def end() -> None:

@@ -24,6 +24,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
+from drzero.ops.connections import Connection
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.text import is_loopback
 
@@ -92,6 +93,8 @@ class Recorder:
         config = uvicorn.Config(
             self._app(),
             log_level="critical",
+            http=Connection,
+            ws="none",
             backlog=_BACKLOG,
             # Keep an agent's open connections open, to report them.
             timeout_keep_alive=3600,

@@ -77,6 +77,8 @@ class LivePage:
 class Handler(BaseHTTPRequestHandler):
     """Answers GET from this machine."""
 
+    timeout = 60.0  # for the head of a request; Python bounds its length
+
     def __init__(self, live: LivePage, *arguments: object) -> None:
         self._live = live
         super().__init__(*arguments)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Time limits of a connection: for a request's head, and for a client that does not read its answer.
+"""Limits of a connection: the time and length of a request's head, and the time to read an answer.
 
     uvicorn.Config(app, http=Connection)
 
@@ -9,9 +9,15 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+HEAD_BYTES = 64 << 10  # Of a head, or of what follows a body in chunks
+LINGER_S = 2.0  # For a client with too long a head to read its answer
 HEAD_S = 30.0  # From the connection, or a further head's first byte, to the head's end
 WRITE_S = 30.0  # For the client to take the buffer, which the app fills `PIECE` by `PIECE`
 PIECE = 256 << 10
+_TOO_LONG = f"a request's head may have {HEAD_BYTES} bytes\n".encode()
+_REFUSAL = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+)
 
 
 class Connection(HttpToolsProtocol):
@@ -19,6 +25,8 @@ class Connection(HttpToolsProtocol):
 
     _head: asyncio.TimerHandle | None = None
     _write: asyncio.TimerHandle | None = None
+    _unused = 0  # bytes since a head or a piece of a body was complete
+    _is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn
         """Expect the first head."""
@@ -27,12 +35,23 @@ class Connection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Expect the rest of a head, unless these bytes end it or belong to a request in progress."""
-        super().data_received(data)
+        while data and not (self._is_refused or self.transport.is_closing()):
+            piece, data = data[: HEAD_BYTES - self._unused], data[HEAD_BYTES - self._unused :]
+            self._unused += len(piece)
+            super().data_received(piece)
+            if self._unused >= HEAD_BYTES:
+                self._refuse()
         if self.cycle is None or self.cycle.response_complete:
             self._expect_head()
 
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body has arrived."""
+        self._unused = 0
+        super().on_body(body)
+
     def on_headers_complete(self) -> None:
         """The head has arrived."""
+        self._unused = 0
         if self._head is not None:
             self._head.cancel()
             self._head = None
@@ -56,6 +75,14 @@ class Connection(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
+
+    def _refuse(self) -> None:
+        """Answer 431, unless another answer is being sent, and discard the rest."""
+        self._is_refused = True
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_REFUSAL)
+            self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.abort)
 
     def _expect_head(self) -> None:
         if not self.transport.is_closing():
