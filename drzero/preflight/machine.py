@@ -1,5 +1,6 @@
 """The machine that a config declares. Preflight checks against it, wherever it runs."""
 
+import re
 from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
@@ -56,16 +57,24 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
 
 def gpu_of_this_machine() -> GpuType | None:
     """The smallest GPU here with the memory it has, or None if the driver does not say."""
-    if not (found := Gpus().read()):
-        return None
-    smallest = min(found, key=lambda one: one.total_mb)
-    # The longest name first: 'NVIDIA A100-SXM4-80GB' contains 'A10' as well.
-    names = [name for name in sorted(GPUS, key=len, reverse=True) if name in smallest.name]
-    like, memory_gib = GPUS[names[0] if names else "H100"], smallest.total_mb / 1024
+    found = Gpus().read()
+    return min(
+        (_gpu_like(one.name, one.total_mb / 1024) for one in found),
+        key=lambda gpu: gpu.memory_gib,
+        default=None,
+    )
+
+
+def _gpu_like(name: str, memory_gib: float) -> GpuType:
+    """The GPU type of a driver's name and memory. An unknown one is counted as an H100 of that memory."""
+    # 'NVIDIA A100-SXM4-80GB' is like A100-40GB too, and the memory decides.
+    words = {*re.split("[ -]", name), "40GB", "80GB"}
+    alike = [gpu for known, gpu in GPUS.items() if words >= set(known.split("-"))] or [GPUS["H100"]]
+    like = min(alike, key=lambda gpu: abs(gpu.memory_gib - memory_gib))
     # The driver counts a little that CUDA cannot use, unlike the table.
     if abs(memory_gib / like.memory_gib - 1) < 0.03:
         memory_gib = like.memory_gib
-    return replace(like, name=smallest.name.removeprefix("NVIDIA ") or like.name, memory_gib=memory_gib)
+    return replace(like, name=name.removeprefix("NVIDIA ") or like.name, memory_gib=memory_gib)
 
 
 def known_gpu(key: str, name: str | None) -> GpuType | None:
