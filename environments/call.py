@@ -4,19 +4,20 @@
     {"name": "add", "arguments": {"a": 2, "b": 3}}
     </tool_call>
 
-The model is told the error of an invalid call. `undeclared` marks invented tools.
+Calls inside the thinking are drafts. The model is told the error of an invalid call. `undeclared` marks
+invented tools.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from drzero.ops.text import is_encodable
+from environments.turn_text import CALL, CALL_END, read_json, spoken, spoken_spans, tagged_calls
+
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's form: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
-
-_HERMES = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -70,21 +71,25 @@ def badly_typed(tool: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
 def parse_calls(text: str, tools: Sequence[ToolSchema], form: str = "hermes") -> tuple[Call, ...]:
     """Every call of a turn in order, valid or not, written in a `form` of `FORMS`. Never raises."""
     names = [tool_name(tool) for tool in tools]
-    return tuple(_checked(raw, call, names) for raw, call in FORMS[form].calls(text))
+    found = (one for said in spoken(text) for one in FORMS[form].calls(said))
+    return tuple(_checked(raw, call, names) for raw, call in found)
 
 
 def outside_calls(text: str, form: str = "hermes") -> str:
-    """A turn's text without its calls, valid or not."""
-    return FORMS[form].outside(text)
+    """A turn's text, thinking included, without its calls, valid or not."""
+    shown, end = [], 0
+    for start, stop in spoken_spans(text):
+        shown += [text[end:start], FORMS[form].outside(text[start:stop])]
+        end = stop
+    return "".join(shown)
 
 
 def _checked(raw: str, call: Any, names: Sequence[str]) -> Call:
     if not isinstance(call, dict):
         return Call(raw, error="the call is not a JSON object")
-    name, arguments = call.get("name"), call.get("arguments", {})
-    if isinstance(arguments, str):  # some models write the object as a text
-        arguments = _json(arguments)
-    good = arguments if isinstance(arguments, dict) else None
+    name, good = call.get("name"), _arguments(call.get("arguments"))
+    if not is_encodable([name, good]):
+        return Call(raw, error="the call is nested too deeply, or has half of a surrogate pair")
     if not isinstance(name, str):
         return Call(raw, arguments=good, error="the call names no tool")
     if name not in names:
@@ -95,22 +100,30 @@ def _checked(raw: str, call: Any, names: Sequence[str]) -> Call:
     return Call(raw, name, good)
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):  # RecursionError: nested deeper than Python's stack
-        return None
+def _arguments(given: Any) -> dict[str, Any] | None:
+    """An object, empty where the call leaves it out, or None for anything else."""
+    if isinstance(given, str):  # some models write the object as a text
+        given = {} if given.strip() in ("", "null", "None") else read_json(given)
+    elif given is None or given == []:
+        given = {}
+    return given if isinstance(given, dict) else None
 
 
-def _hermes(text: str) -> list[tuple[str, Any]]:
-    return [(raw, _json(raw)) for raw in _HERMES.findall(text)]
+def _hermes(said: str) -> list[tuple[str, Any]]:
+    return [(raw, read_json(raw)) for raw in tagged_calls(said)]
 
 
-def _xlam(text: str) -> list[tuple[str, Any]]:
-    """A turn that is one JSON array of calls."""
-    if not (raw := text.strip()).startswith("["):
+def _outside_tags(said: str) -> str:
+    for raw in tagged_calls(said):
+        said = said.replace(f"{CALL}{raw}{CALL_END}", "", 1)
+    return said
+
+
+def _xlam(said: str) -> list[tuple[str, Any]]:
+    """A part that is one JSON array of calls."""
+    if not (raw := said.strip()).startswith("["):
         return []
-    calls = _json(raw)
+    calls = read_json(raw)
     return [(json.dumps(call), call) for call in calls] if isinstance(calls, list) else [(raw, None)]
 
 
@@ -124,6 +137,6 @@ class Form:
 
 
 FORMS = {
-    "hermes": Form("<tool_call>", _hermes, lambda text: _HERMES.sub("", text)),
+    "hermes": Form(CALL, _hermes, _outside_tags),
     "xlam": Form("[", _xlam, lambda text: "" if _xlam(text) else text),
 }

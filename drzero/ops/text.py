@@ -2,10 +2,13 @@
 
 import difflib
 import ipaddress
+import json
 import math
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
+
+_DEEPER = 100  # so much deeper, in brackets and calls, another writer may be
 
 
 def nearest(word: str, known: Iterable[str], n: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -34,6 +37,22 @@ def is_loopback(address: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:  # another name, or no address at all
         return False
+
+
+def is_encodable(value: Any) -> bool:
+    """Whether a JSON value can be written: no half of a surrogate pair, and not nested too deeply."""
+    for _ in range(_DEEPER):
+        value = [value]
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        return False
+    return True
+
+
+def encodable(value: Any) -> Any:
+    """A JSON value with a question mark for each half of a surrogate pair."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def is_number(value: Any) -> bool:

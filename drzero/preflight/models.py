@@ -19,7 +19,7 @@ from drzero.preflight.tokenizers import token_drift
 from drzero.recipe.errors import CheckError
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER
 from verl_ext.checkpoints import saved_step
-from verl_ext.method.chat import TURN_END
+from verl_ext.method.chat import TURN_END, opened_thinking, render_prompt_ids
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -126,6 +126,9 @@ def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
             "train the model's instruction-tuned version, or set eos_token in tokenizer_config.json and "
             "eos_token_id in generation_config.json of a copy",
         )
+    prompt = render_prompt_ids(tokenizer, [{"role": "user", "content": "Who?"}], None)
+    if opened := opened_thinking(tokenizer, prompt):
+        yield note(key, f"its chat template ends a prompt with {opened!r}: a turn is read as if it began so")
     if drift := token_drift(tokenizer):
         yield warning(
             key,

@@ -14,6 +14,7 @@ from environments.episode import Episode
 from environments.row import Row, Split
 from environments.score import Score
 from environments.taskset import Taskset
+from environments.turn_text import after_thinking
 from environments.wordle.rules import GREEN, LENGTH, YELLOW, answers, colours, guesses, is_held_out
 
 GREEN_WORTH, YELLOW_WORTH, FORMAT_WORTH = 0.2, 0.1, 0.2
@@ -23,7 +24,7 @@ _GUESS = re.compile(r"<guess>\s*\[\s*([A-Za-z]+)\s*\]\s*</guess>")
 
 def read_guess(text: str) -> tuple[str | None, bool]:
     """The last guess after the thinking, in lower case, and whether the turn keeps the format."""
-    said = text.rpartition("</think>")[2]
+    said = after_thinking(text)
     found = _GUESS.findall(said)
     keeps = len(found) == 1 and said.count("<guess>") == 1 and len(found[0]) == LENGTH
     return found[-1].lower() if found else None, keeps

@@ -22,9 +22,37 @@ def test_a_call_of_a_declared_tool_is_valid() -> None:
     assert (found.name, found.arguments, found.valid) == ("add", {"a": 1}, True)
 
 
-def test_arguments_may_be_left_out_or_written_as_text() -> None:
+@pytest.mark.parametrize("absent", ["null", '""', '" "', '"null"', '"None"', '"{}"', "{}", "[]"])
+def test_arguments_may_be_left_out_in_any_spelling(absent: str) -> None:
+    found = call(f'{{"name": "stop", "arguments": {absent}}}')
+    assert (found.arguments, found.error) == ({}, None)
     assert call('{"name": "stop"}').arguments == {}
+
+
+def test_arguments_may_be_written_as_text() -> None:
     assert call(json.dumps({"name": "add", "arguments": '{"a": 1}'})).arguments == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        '{"name": "\\ud83d", "arguments": {}}',
+        '{"name": "add", "arguments": {"a": ["\\ude00"]}}',
+        '{"name": "add", "arguments": {"\\udfff": 1}}',
+        json.dumps({"name": "add", "arguments": '{"a": "\\ud83d"}'}),
+        '{"name": "add", "arguments": {"a": ' + "[" * 900 + "]" * 900 + "}}",
+    ],
+    ids=["name", "value", "key", "in a text", "too deep to be written"],
+)
+def test_a_call_that_no_record_can_hold_is_invalid(raw: str) -> None:
+    found = call(raw)
+    assert "surrogate" in str(found.error) and (found.name, found.arguments) == (None, None)
+    (xlam,) = parse_calls(f"[{raw}]", TOOLS, "xlam")
+    for written in (found, xlam):
+        told = Conversation((), (Turn("", (written,)),)).to_dict()
+        assert json.dumps(told, ensure_ascii=False).encode()
+    pair = call('{"name": "add", "arguments": {"a": "\\ud83d\\ude00"}}')
+    assert pair.arguments == {"a": "\U0001f600"}
 
 
 @pytest.mark.parametrize(

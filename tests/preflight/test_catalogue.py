@@ -387,3 +387,16 @@ def test_nothing_is_left_behind(world: World) -> None:
     preflight(world.config("challenger", ["hardware=cpu"], "short", []), "challenger")
     assert sorted(path for path in world.root.rglob("*")) == before
     assert os.path.isdir(world.checkpoints) and shutil.disk_usage(world.checkpoints).free
+
+
+@pytest.mark.parametrize("opens", ["<think>\n", "<think>\n\n</think>\n\n"])
+def test_a_template_that_opens_the_thinking_itself_is_noted(world: World, tmp_path: Path, opens: str) -> None:
+    def damage(model: Path) -> None:
+        with (model / "chat_template.jinja").open("a") as template:
+            template.write(f"{{{{ {opens!r} if add_generation_prompt else '' }}}}")
+
+    damage_model(world, tmp_path, damage)
+    config = world.config("evaluate", ["hardware=cpu"], "short", [f"solver.model_path={tmp_path / 'model'}"])
+    report = preflight(config, "evaluate", readings=world.readings)
+    assert not report.errors
+    assert [one.severity for one in report.findings if repr(opens) in one.why] == ["note"]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from conftest import Peer, StartPeer
+from fastapi.responses import Response
 from scripted_endpoint import KEY as SCRIPTED_KEY
 from scripted_endpoint import MODEL, scripted_endpoint
 
@@ -17,6 +18,8 @@ from verl_ext.method.prompts import solver_messages
 from verl_ext.method.tool_calls import render_tool_call
 
 ANSWER = "<think>So.</think>\n<answer>Kestmoor</answer>"
+NAMED = "<answer>Kestmoor</answer>"
+DRAFT = f"Maybe {render_tool_call(['Ostrel'])}"
 KEY = "sk-planted-secret"
 
 
@@ -39,6 +42,11 @@ def said(
         "choices": [{"index": 0, "message": message, "finish_reason": finish}],
         "usage": {"prompt_tokens": 100, "completion_tokens": 7},
     }
+
+
+def escaped(reply: dict[str, Any]) -> Response:
+    """Written in ASCII, so that it may have half of a surrogate pair."""
+    return Response(json.dumps(reply), media_type="application/json")
 
 
 def query(*queries: str) -> str:
@@ -108,6 +116,32 @@ def test_calls_in_the_text_are_answered_in_text(serve: Serve) -> None:
     assert played.answer == "Kestmoor" and played.searches == 1
     assert peer.requests[1]["messages"][-1]["role"] == "user"
     assert "<tool_response>\n[1] Ostrel" in peer.requests[1]["messages"][-1]["content"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "text", "answer"),
+    [
+        (said(f"{DRAFT}</think>{NAMED}"), f"<think>{DRAFT}</think>{NAMED}", "Kestmoor"),
+        (said(NAMED, reasoning_content=DRAFT), f"<think>{DRAFT}</think>\n{NAMED}", "Kestmoor"),
+        (said(f"<think>{DRAFT} {NAMED}"), f"<think>{DRAFT} {NAMED}", None),
+        (said("<answer>\ud83d</answer>"), "<answer>?</answer>", "?"),
+        (said("<answer>\ud83d\ude00</answer>"), "<answer>\U0001f600</answer>", "\U0001f600"),
+        (said(NAMED, reasoning_content="\ude00"), f"<think>?</think>\n{NAMED}", "Kestmoor"),
+    ],
+)
+def test_a_turn_is_read_as_text_with_its_thinking(serve: Serve, reply: Any, text: str, answer: str) -> None:
+    (played,), _ = attempt(serve(escaped(reply)))
+    assert [turn.text for turn in played.trajectory.turns] == [text]
+    assert (played.finished, played.answer, played.searches) == (True, answer, 0)
+
+
+def test_half_of_a_surrogate_pair_in_a_call_is_searched_as_a_question_mark(serve: Serve) -> None:
+    asked = said(None, ['{"query_list": ["Ostrel \ud83d"]}', query("Ostrel \ude00")])
+    (played,), _ = attempt(serve(escaped(asked), said(ANSWER)))
+    first, second = played.trajectory.calls
+    assert first.queries == ("Ostrel ?",) and first.answered and not second.valid
+    assert json.dumps(played.trajectory.to_dict(), ensure_ascii=False).encode()
+    assert played.answer == "Kestmoor"
 
 
 @pytest.mark.parametrize(

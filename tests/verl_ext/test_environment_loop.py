@@ -14,6 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigW
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
+from environments.conversation import Conversation
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
 
@@ -54,7 +55,7 @@ class Sum(Episode):
         return super().respond(turn)
 
     def score(self):
-        right = self.said.strip() == str(self.a + self.b)
+        right = self.said.rpartition("</think>")[2].strip() == str(self.a + self.b)
         return {"nan": Score(float("nan"), False), "type": 1.0}.get(
             self.wrong, Score(float(right), right, {"exact": float(right)})
         )
@@ -164,6 +165,28 @@ def test_a_call_is_answered_and_only_sampled_ids_are_trained_on(tokenizer: Any, 
     assert trained == engine.outputs[0] + engine.outputs[1]
     assert output.response_logprobs is not None and len(output.response_logprobs) == len(output.response_ids)
     assert output.extra_fields["token_drift"] == 0
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [f"<think>maybe {add(9, 9)}</think>5"],
+        [f"<think>maybe {add(9, 9)}</think>{add(2, 3)}", "<think>So.</think>5"],
+    ],
+)
+def test_a_call_in_the_thinking_is_not_made(tokenizer: Any, folder: Path, turns: list[str]) -> None:
+    output, engine = roll_out(tokenizer, folder, TASK, *turns)
+    calls = Conversation.from_dict(output.extra_fields["conversation"]).calls
+    assert (len(calls), len(engine.inputs), output.reward_score) == (len(turns) - 1, len(turns), 1.0)
+
+
+def test_a_call_that_no_record_can_hold_is_answered_with_its_error(tokenizer: Any, folder: Path) -> None:
+    half = add('"\\ud83d"', 3)
+    output, _ = roll_out(tokenizer, folder, TASK, half, "5")
+    (call,) = output.extra_fields["conversation"]["turns"][0]["calls"]
+    assert call["response"] == f"Error: {call['error']}" and "surrogate" in call["error"]
+    assert json.dumps(output.extra_fields, ensure_ascii=False, default=str).encode()
+    assert output.reward_score == 1.0
 
 
 def test_the_score_is_the_environments_with_its_parts(tokenizer: Any, folder: Path) -> None:

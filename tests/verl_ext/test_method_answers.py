@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl_ext.method.answers import (
-    after_thinking,
     contains_answer,
     exact_match,
     extract_last_tag,
@@ -142,8 +141,3 @@ def test_a_closed_tag_is_found_in_any_context(before: list[str], content: str, a
     closed_again = "<answer>" in after
     text = "".join([*before, f"<answer>{content}</answer>", *after])
     assert closed_again or extract_last_tag(text, "answer") == content
-
-
-def test_tags_inside_the_thinking_do_not_count() -> None:
-    assert after_thinking("<think><answer>x</answer></think>So: y") == "So: y"
-    assert after_thinking("plain") == "plain"

@@ -1,6 +1,7 @@
 """The agent loop over veRL's own state machine, with a scripted engine and an HTTP search service."""
 
 import asyncio
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from search.client import SearchClient
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
+from verl_ext.method.format_score import think_part
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import solver_messages
 from verl_ext.method.solver_reward import solver_reward
@@ -147,6 +149,34 @@ def test_an_invalid_call_is_explained_and_not_searched(tokenizer: Any, start_pee
     (call,) = trajectory(output).calls
     assert not call.valid and not call.failed and peer.requests == []
     assert "Error: the call is not JSON" in tokenizer.decode(engine.inputs[1])
+
+
+DRAFT = f"<think>maybe {VELL}</think>"
+
+
+@pytest.mark.parametrize(
+    ("opens", "turns", "searches", "think"),
+    [
+        ("", [DRAFT + FINAL], 0, 1.0),
+        ("", [DRAFT + VELL, FINAL], 1, 0.5),
+        ("", [f"<think>maybe {VELL}"], 0, 0.0),
+        ("<think>\n", [f"maybe {VELL}"], 0, 0.0),
+        ("<think>\n", [f"So.</think>{VELL}", f"So.</think>{FINAL}"], 1, 1.0),
+        ("<think>\n\n</think>\n\n", [VELL, FINAL], 1, 1.0),
+    ],
+)
+def test_a_call_in_the_thinking_is_not_searched_whoever_opened_it(
+    tokenizer: Any, start_peer: StartPeer, opens: str, turns: list[str], searches: int, think: float
+) -> None:
+    peer, own = start_peer("/retrieve", library), copy.deepcopy(tokenizer)
+    own.chat_template += f"{{{{ {opens!r} if add_generation_prompt else '' }}}}"
+    output, engine = roll_out(own, peer.url, *turns, cap=200)
+    assert own.decode(engine.inputs[0]).endswith("<|im_start|>assistant\n" + opens)
+    found = trajectory(output)
+    assert [turn.text for turn in found.turns] == [opens + turn for turn in turns]
+    assert (len(found.calls), len(peer.requests), think_part(found)) == (searches, searches, think)
+    conversation, _ = converse(own, start_peer, peer.url, *turns, cap=200)
+    assert conversation.trajectory == found
 
 
 def test_a_turn_is_marked_if_its_cap_cut_it(tokenizer: Any, url: str) -> None:

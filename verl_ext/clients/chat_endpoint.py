@@ -16,7 +16,8 @@ import httpx
 from tenacity import RetryCallState, wait_random_exponential
 
 from drzero.ops.bearer import without_token
-from drzero.ops.text import is_loopback
+from drzero.ops.text import encodable, is_loopback
+from environments.turn_text import THINK, THINK_END
 from verl_ext.clients.served_model import (
     NOT_LET_IN,
     ServerUnavailable,
@@ -115,7 +116,7 @@ class ChatEndpoint:
         if status != 200:
             raise self._fault(response)
         try:
-            body = response.json()
+            body = encodable(response.json())
             finish_reason = body["choices"][0]["finish_reason"]
             _ = body["choices"][0]["message"]
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -223,7 +224,9 @@ class ChatDialogue:
         """Add the message. Returns its text as a served policy writes it, and its calls."""
         content = _text(message.get("content"))
         thought = str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
-        text = f"<think>{thought}</think>\n{content}" if thought and "<think>" not in content else content
+        text = content
+        if THINK not in content and (thought or THINK_END in content):  # the template may have opened it
+            text = f"{THINK}{thought}{THINK_END}\n{content}" if thought else THINK + content
         asked = [_call(call, number) for number, call in enumerate(message.get("tool_calls") or ())]
         self._asked = asked[:MAX_CALLS_PER_TURN]
         heard: dict[str, Any] = {"role": "assistant", "content": content or None}

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from search.client import SearchRefused, SearchUnavailable
 from verl_ext.clients.chat_endpoint import ChatDialogue, ChatEndpoint, ConversationRefused, Reply
 from verl_ext.clients.served_model import ServedModel, ServerUnavailable
-from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
+from verl_ext.method.chat import opened_thinking, render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
 from verl_ext.method.prompts import MAX_TURNS, Message
 from verl_ext.method.tool_calls import (
@@ -152,8 +152,8 @@ class _TokenDialogue:
             return None
         said = await agent.complete(self._context, room, seed)
         self._said = said.ids
-        calls = tuple(parse_tool_calls(said.text))
-        return Reply(said.text, calls, said.truncated, tokens_in, len(said.ids))
+        text = opened_thinking(agent.tokenizer, self._context) + said.text
+        return Reply(text, tuple(parse_tool_calls(text)), said.truncated, tokens_in, len(said.ids))
 
     def answer(self, responses: Sequence[str]) -> None:
         self._context += self._said + tool_turn_ids(self._agent.tokenizer, self._said, responses)

@@ -20,6 +20,7 @@ from tenacity import (
 
 from drzero.ops.bearer import bearer_headers, bearer_of, without_token
 from drzero.ops.errors import UserError
+from drzero.ops.text import encodable
 from verl_ext.method.chat import turn_end_id
 from verl_ext.telemetry import waiting
 
@@ -148,7 +149,7 @@ class ServedModel:
 
     def _read(self, response: httpx.Response) -> Completion:
         try:
-            choice = response.json()["choices"][0]
+            choice = encodable(response.json())["choices"][0]
             text, finish_reason = str(choice["text"]), choice["finish_reason"]
         except (ValueError, KeyError, IndexError, TypeError) as error:
             answer = f"{self._words(response)[:200]!r}"

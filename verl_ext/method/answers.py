@@ -13,7 +13,6 @@ from itertools import pairwise
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_THINK_END = "</think>"
 
 # Scripts without spaces: Thai and Lao, Myanmar, Khmer, kana, Han. Hangul's particles attach to words.
 _UNSPACED = (
@@ -87,11 +86,6 @@ def _boundary(char: str) -> str:
         return char
     letters = (each if each.isalnum() else " " for each in unicodedata.normalize("NFKC", char))
     return f" {''.join(letters)} "
-
-
-def after_thinking(text: str) -> str:
-    """The part of a turn after its thinking."""
-    return text.rpartition(_THINK_END)[2]
 
 
 def extract_last_tag(text: str, tag: str) -> str | None:

@@ -15,7 +15,8 @@ After a failure of a service the sample is invalid and counts nowhere.
 from dataclasses import dataclass
 from typing import Literal
 
-from verl_ext.method.answers import after_thinking, exact_match, extract_last_tag, normalize_answer
+from environments.turn_text import after_thinking
+from verl_ext.method.answers import exact_match, extract_last_tag, normalize_answer
 from verl_ext.method.format_score import format_score, hop_fault
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import Message, PromptForm, solver_messages

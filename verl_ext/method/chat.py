@@ -7,12 +7,15 @@ Sampled ids are never tokenized again: other ids with the same text would be tra
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any
 
 TURN_END = "<|im_end|>"
+_OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
+_OPENED_IDS = 32  # of a prompt's end, enough for these tags where a character is a token
 
 # Any conversation that a template accepts can precede the tool turn, because its ids are cut off.
 _STAND_IN: list[Mapping[str, Any]] = [
@@ -74,6 +77,12 @@ def next_turn_ids(
         raise ValueError("the chat template writes no newline after a turn: it cannot be used here")
     ended = bool(assistant_ids) and assistant_ids[-1] == end
     return following if ended else following[len(newline) :]
+
+
+def opened_thinking(tokenizer: Any, prompt_ids: Sequence[int]) -> str:
+    """The thinking tags that a template ends a prompt with, or "". They belong to the turn that follows."""
+    found = _OPENED.search(tokenizer.decode(list(prompt_ids[-_OPENED_IDS:]), skip_special_tokens=False))
+    return found[0] if found else ""
 
 
 def turn_end_id(tokenizer: Any) -> int:

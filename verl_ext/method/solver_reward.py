@@ -6,7 +6,8 @@ An answer that is missing, repeated or cut off is wrong: otherwise a policy woul
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_ext.method.answers import after_thinking, exact_match, extract_last_tag, f1
+from environments.turn_text import after_thinking
+from verl_ext.method.answers import exact_match, extract_last_tag, f1
 from verl_ext.method.trajectory import Trajectory
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from environments.turn_text import read_json, spoken, tagged_calls
 from verl_ext.method.passages import defuse
 from verl_ext.method.trajectory import SearchCall
 
@@ -39,13 +40,12 @@ SEARCH_TOOL_SCHEMA: dict[str, Any] = {
 }
 
 
-_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|tool_call|answer|question)>")
 
 
 def parse_tool_calls(text: str) -> list[SearchCall]:
-    """Every closed tool call of a turn, in order. Invalid ones have `error` set. Never raises."""
-    return [parse_call(raw) for raw in _CALL.findall(text)]
+    """Every closed tool call of a turn outside its thinking. Invalid ones have `error` set. Never raises."""
+    return [parse_call(raw) for said in spoken(text) for raw in tagged_calls(said)]
 
 
 def render_tool_call(queries: Sequence[str]) -> str:
@@ -69,13 +69,12 @@ def refuse_call(call: SearchCall, reason: str) -> SearchCall:
 
 def parse_call(raw: str) -> SearchCall:
     """Parse the text between a call's tags by the rules of `parse_tool_calls`."""
-    try:
-        call = json.loads(raw)
-    except (ValueError, RecursionError):  # the latter from deeply nested JSON
-        return SearchCall(raw=raw, queries=None, error="the call is not JSON")
+    call = read_json(raw)
     arguments = call.get("arguments") if isinstance(call, dict) else None
     queries = arguments.get("query_list") if isinstance(arguments, dict) else None
-    if not isinstance(call, dict):
+    if call is None:
+        error = "the call is not JSON"
+    elif not isinstance(call, dict):
         error = "the call is not a JSON object"
     elif call.get("name") != SEARCH_TOOL_NAME:
         error = "there is no such tool, the only one is search"

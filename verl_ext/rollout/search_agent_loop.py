@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.method.chat import TURN_END
+from verl_ext.method.chat import TURN_END, opened_thinking
 from verl_ext.method.tool_calls import (
     SEARCH_TOOL_NAME,
     SEARCH_TOOL_SCHEMA,
@@ -37,8 +37,7 @@ class SearchCallParser(ToolParser):
     ) -> tuple[str, list[FunctionCall]]:
         """Content and calls of one turn."""
         text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
-        calls = [FunctionCall(name=SEARCH_TOOL_NAME, arguments=call.raw) for call in parse_tool_calls(text)]
-        return text, calls
+        return text, [_as_verl(call) for call in parse_tool_calls(text)]
 
 
 class SearchAgentLoop(ToolAgentLoop):
@@ -79,10 +78,14 @@ class SearchAgentLoop(ToolAgentLoop):
                 "the rollout engine returned no token: aborted, or no room left in max_model_len"
             )
         text = self.tokenizer.decode(turn_ids, skip_special_tokens=True)
+        text = opened_thinking(self.tokenizer, input_ids) + text
         truncated = len(turn_ids) >= capped["max_tokens"] and turn_ids[-1] != self.tokenizer.eos_token_id
         turn = Turn(text, tuple(parse_tool_calls(text)), truncated)
         agent_data.extra_fields.setdefault("turns", []).append(turn)
         agent_data.extra_fields.setdefault("sampled", []).append((input_ids, turn_ids))
+        if state is AgentState.PROCESSING_TOOLS:  # veRL's parser cannot know what the prompt ended with
+            agent_data.tool_calls = [_as_verl(call) for call in turn.calls]
+            state = state if turn.calls else AgentState.TERMINATED
         return state
 
     async def _call_tool(
@@ -113,6 +116,10 @@ class SearchAgentLoop(ToolAgentLoop):
             call = replace(call, response=response.text, failed=outcome["failed"], error=outcome["error"])
         _record(turns, index, call)
         return response, 0.0, {}
+
+
+def _as_verl(call: SearchCall) -> FunctionCall:
+    return FunctionCall(name=SEARCH_TOOL_NAME, arguments=call.raw)
 
 
 def _record(turns: list[Turn], index: int, call: SearchCall) -> None:

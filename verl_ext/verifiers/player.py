@@ -20,6 +20,7 @@ from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from environments.verifiers.taskset import VerifiersTaskset
 from verl_ext.episodes import EpisodeLimits, Model, Played
+from verl_ext.method.chat import opened_thinking
 from verl_ext.method.trajectory import token_drift
 from verl_ext.verifiers.endpoint import endpoint
 from verl_ext.verifiers.host import host_of
@@ -154,7 +155,7 @@ class _Play:
         return played
 
     def _conversation(self, branch: Any, asked: Sequence[Asked]) -> Conversation:
-        cut_off = {tuple(one.sampled.ids): one.sampled.truncated for one in asked}
+        sampled = {tuple(one.sampled.ids): one for one in asked}
         tools = [
             {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}
             for tool in branch.tools
@@ -164,9 +165,11 @@ class _Play:
         for node in branch.nodes:
             if node.sampled:
                 ids = [token for token, drawn in zip(node.token_ids, node.mask, strict=True) if drawn]
-                text = self._model.tokenizer.decode(ids, skip_special_tokens=True)
+                one, tokenizer = sampled.get(tuple(ids)), self._model.tokenizer
+                text = tokenizer.decode(ids, skip_special_tokens=True)
+                text = opened_thinking(tokenizer, one.prompt_ids if one else ()) + text
                 calls = parse_calls(text, tools, self._limits.call_form)
-                turns.append(Turn(text, calls, cut_off.get(tuple(ids), False)))
+                turns.append(Turn(text, calls, one is not None and one.sampled.truncated))
                 continue
             message = {"role": node.message.role, "content": content_text(node.message.content)}
             if not turns:

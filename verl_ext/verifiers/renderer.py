@@ -8,10 +8,15 @@ from renderers.base import ParsedToolCall, ToolCallParseStatus, extract_message_
 from renderers.configs import BaseRendererConfig
 
 from environments.call import Call, outside_calls, parse_calls
+from environments.turn_text import spoken, thinking
 from environments.verifiers.harness import UNNAMED
-from verl_ext.method.chat import next_turn_ids, plain_message, render_prompt_ids, turn_end_id
-
-_THOUGHT = "</think>"
+from verl_ext.method.chat import (
+    next_turn_ids,
+    opened_thinking,
+    plain_message,
+    render_prompt_ids,
+    turn_end_id,
+)
 
 
 class ChatRendererConfig(BaseRendererConfig):
@@ -85,24 +90,20 @@ class ChatRenderer:
     ) -> ParsedResponse:
         """A turn as a message: its thinking, its text, and every tool call, valid or not."""
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        thought, ended, rest = text.partition(_THOUGHT)
-        if not ended and (thought.lstrip().startswith("<think>") or self._opens_thought(prompt_ids)):
-            return ParsedResponse(content="", reasoning_content=thought, reasoning_complete=False)
-        if not ended:
-            thought, rest = "", text
-        calls = parse_calls(rest, tools or (), self._call_form)
+        text = opened_thinking(self._tokenizer, prompt_ids or ()) + text
+        calls = parse_calls(text, tools or (), self._call_form)
+        said = "".join(outside_calls(part, self._call_form) for part in spoken(text))
+        thought, complete = thinking(text)
         return ParsedResponse(
-            content=outside_calls(rest, self._call_form).strip() if calls else rest,
-            reasoning_content=thought.lstrip().removeprefix("<think>").strip() or None,
+            content=said.strip() if calls else said,
+            reasoning_content=thought or None,
             tool_calls=[_parsed(call) for call in calls],
+            reasoning_complete=complete,
         )
 
     def get_stop_token_ids(self) -> list[int]:
         """The ids that end a turn."""
         return list(self._stop)
-
-    def _opens_thought(self, prompt_ids: Sequence[int] | None) -> bool:
-        return self._tokenizer.decode(list(prompt_ids or ())[-4:]).rstrip().endswith("<think>")
 
 
 def _rendered(ids: list[int], before: int, messages: Sequence[Mapping[str, Any]]) -> RenderedTokens:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from drzero.runs.report.trajectories import Trajectory
 from drzero.stages.examples import FAULTS
-from verl_ext.method.answers import after_thinking, contains_answer, normalize_answer
+from environments.turn_text import after_thinking
+from verl_ext.method.answers import contains_answer, normalize_answer
 from verl_ext.method.challenger_reward import FORMAT_WEIGHT
 from verl_ext.method.format_score import answered_by_document, retrieved_passages, search_steps, think_part
 

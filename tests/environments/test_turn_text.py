@@ -1,0 +1,91 @@
+"""Thinking, calls and the rest of a turn: told apart by one reader."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from environments.call import FORMS, outside_calls, parse_calls
+from environments.turn_text import after_thinking, spoken, spoken_spans, tagged_calls, thinking
+
+TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("a", "b")]
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", '{"x": 1}', " so "]
+
+
+def tag(name: str, **arguments: str) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+A, B, END_IN_CALL = tag("a"), tag("b"), tag("a", q="what </think> means")
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "said"),
+    [
+        (f"<think>maybe {A}</think>{B}", ["b"], B),
+        (f"<think>maybe {A}</think>\n<answer>x</answer>", [], "\n<answer>x</answer>"),
+        (f"<think>maybe {A}", [], ""),
+        (f"Sure. <think>maybe {A} <answer>x</answer>", [], ""),
+        (f"the template opened it: {A} hm</think>{B}", ["b"], B),
+        (f"<think>one</think>{A}<think>two {A}</think>{B}", ["a", "b"], B),
+        (f"<think>one <think>two</think> {A} three</think>{B}", ["b"], B),
+        (f"<think>the tag <think> opens it {A}</think>{B}", ["b"], B),
+        (f"I could write <tool_call> now.</think>{B}", ["b"], B),
+        (f"I could write <tool_call> now. {A} No.</think>{B}", ["b"], B),
+        (END_IN_CALL, ["a"], END_IN_CALL),
+        (f"<think>so</think>{END_IN_CALL}", ["a"], END_IN_CALL),
+        (f"<THINK>{A}", ["a"], f"<THINK>{A}"),
+        ("", [], ""),
+    ],
+)
+def test_a_call_or_an_answer_in_the_thinking_is_a_draft(text: str, calls: list[str], said: str) -> None:
+    found = parse_calls(text, TOOLS)
+    assert ([call.name for call in found], after_thinking(text)) == (calls, said)
+    assert all(call.valid for call in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ('<think>[{"name": "a"}]</think>[{"name": "b"}]', ["b"]),
+        ('<think>[{"name": "a"}]', []),
+        ('[{"name": "a"}] hm</think>\n[{"name": "b"}, {"name": "a"}]', ["b", "a"]),
+    ],
+)
+def test_drafts_of_calls_as_one_array_are_not_made_either(text: str, names: list[str]) -> None:
+    assert [call.name for call in parse_calls(text, TOOLS, "xlam")] == names
+
+
+def test_the_text_without_calls_keeps_the_thinking_with_its_drafts() -> None:
+    text = f"<think>maybe {A}</think>I call it. {A}"
+    assert outside_calls(text) == f"<think>maybe {A}</think>I call it. "
+    assert outside_calls('<think>[1]</think>[{"name": "a"}]', "xlam") == "<think>[1]</think>"
+
+
+@pytest.mark.parametrize(
+    ("text", "thought", "ended"),
+    [
+        ("<think>\n one \n</think>x<think>two</think>y", "one\ntwo", True),
+        ("it began before</think>x", "it began before", True),
+        ("x<think>on and on", "on and on", False),
+        ("x", "", True),
+        ("<think>", "", False),
+    ],
+)
+def test_thinking_is_the_rest_of_the_turn(text: str, thought: str, ended: bool) -> None:
+    assert thinking(text) == (thought, ended)
+
+
+@given(st.lists(st.sampled_from(TAGS) | st.text(max_size=3)).map("".join), st.sampled_from(list(FORMS)))
+def test_every_text_is_cut_in_order_and_keeps_all_but_calls(text: str, form: str) -> None:
+    spans = spoken_spans(text)
+    assert spans == sorted(spans) and spans[-1][1] == len(text)
+    assert not any("<think>" in part and not tagged_calls(part) for part in spoken(text))
+    if not parse_calls(text, TOOLS, form):
+        assert outside_calls(text, form) == text
+
+
+def test_many_tags_without_an_end_are_read_in_time() -> None:
+    text = "<tool_call>" * 20_000 + "</think>" + "<think>" * 20_000
+    assert spoken(text) == ["", ""] and parse_calls(text, TOOLS) == ()
