@@ -13,8 +13,6 @@ from pathlib import Path
 
 import httpx
 from huggingface_hub import is_offline_mode, list_repo_files, snapshot_download
-from huggingface_hub.constants import HF_HUB_CACHE
-from huggingface_hub.file_download import repo_folder_name
 from omegaconf import DictConfig, OmegaConf
 
 from drzero.loop.plan import compose_loop, plan_loop
@@ -23,7 +21,7 @@ from drzero.ops.text import did_you_mean
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.machine import declared_machine
 from drzero.preflight.model_shape import load_shape
-from drzero.preflight.models import HUB_ID
+from drzero.preflight.models import HUB_ID, hub_folder, weights_fault
 from drzero.preflight.run import STAGE_NAMES
 from drzero.recipe.compose import CONFIG_DIR, compose_stage, resolve
 from drzero.recipe.errors import CheckError
@@ -107,17 +105,18 @@ def run_list_models(overrides: Sequence[str]) -> None:
 def state_and_size(name: str, base_model: str) -> tuple[str, float | None]:
     """Where an option's weights are or how they get here, and their size in GB, None if unknown."""
     from_hub = not Path(base_model).is_absolute()
-    folder = Path(base_model)
-    if from_hub:
-        folder = Path(HF_HUB_CACHE) / repo_folder_name(repo_id=base_model, repo_type="model") / "snapshots"
-    if size := weights_bytes(folder):
+    folder = hub_folder(base_model) if from_hub else Path(base_model)
+    size = weights_bytes(folder) if folder else 0
+    if folder and size and not weights_fault(folder):
         return "cached" if from_hub else "local", size / 1e9
     shape = load_shape(base_model)
     gb = shape.parameters * BYTES_PER_WEIGHT / 1e9 if shape else None
+    partly = "incomplete, " if size else ""
     if from_hub:
-        return "to be downloaded from the hub", gb
-    unpacked = name in ("demo-policy", "smollm2-135m")
-    return "unpacked by drzero demo-data" if unpacked else "missing: copy it there", gb
+        return f"{partly}to be downloaded from the hub", gb
+    if name in ("demo-policy", "smollm2-135m"):
+        return "unpacked by drzero demo-data", gb
+    return "incomplete: copy it again" if partly else "missing: copy it there", gb
 
 
 def weights_bytes(folder: Path) -> int:

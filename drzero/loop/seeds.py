@@ -14,6 +14,7 @@ from drzero.ops.errors import RunFailed
 from drzero.ops.files import atomic_write
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.errors import CheckError
+from drzero.recipe.overrides import assigned
 from drzero.stages.evaluate import ANSWERS
 from drzero.stages.result import RESULT
 
@@ -63,9 +64,8 @@ def run_seeds(count: int, overrides: Sequence[str], run_loop: Callable[[Sequence
 
 def seed_overrides(folder: Path, seed: int) -> list[str]:
     """The overrides of one seed's loop."""
-    escaped = str(folder).replace("'", "\\'")
     return [
-        f"paths.checkpoints='{escaped}'",
+        assigned("paths.checkpoints", str(folder)),
         *(f"stages.{stage}.data.seed={seed}" for stage in ("challenger", "synthesize", "solver")),
         *(f"stages.{stage}.actor_rollout_ref.rollout.seed={seed}" for stage in ("challenger", "solver")),
     ]

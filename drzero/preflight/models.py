@@ -17,13 +17,14 @@ from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.model_shape import model_config, shape_of
 from drzero.preflight.tokenizers import token_drift
 from drzero.recipe.errors import CheckError
-from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER
+from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, WEIGHT_PATTERNS
 from verl_ext.checkpoints import saved_step
 from verl_ext.method.chat import TURN_END, opened_thinking, render_prompt_ids
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_AGAIN = "download or export the model again"
+# SGLang and Transformers take the first of these that is there.
+_FORMATS = ("model.safetensors", "pytorch_model.bin")
+_AGAIN = "download, upload or export the model again"
 # Organisations whose models need a signed licence and a token.
 _GATED = re.compile(r"(meta-llama|google/gemma|mistralai)", re.IGNORECASE)
 
@@ -73,36 +74,59 @@ def _folder(ctx: CheckContext, key: str, folder: Path) -> Iterator[Finding]:
     yield from _conversation(ctx, key, str(folder))
 
 
+def weights_fault(folder: Path) -> str | None:
+    """What is wrong with the set of a model folder's weight files ("lacks 2 of 3 …"), or None."""
+    there = {path.name for pattern in WEIGHT_PATTERNS for path in folder.rglob(pattern) if path.is_file()}
+    for whole in _FORMATS:
+        index = folder / f"{whole}.index.json"
+        if index.is_file():
+            try:
+                wanted = set(read_json(index, "the list of weight files")["weight_map"].values())
+                missing = sorted(wanted - there)
+            except (CheckError, KeyError, AttributeError, TypeError) as reason:
+                return f"holds weights whose list {index.name} is damaged ({reason})"
+            if not wanted:
+                return f"holds weights whose list {index.name} is empty"
+            lacks = f"lacks {len(missing)} of {len(wanted)} weight files, e.g. {', '.join(missing[:1])}"
+            return lacks if missing else None
+        if whole in there:
+            return None
+    return None if there else "holds no weights (*.safetensors)"
+
+
 def _weights(key: str, folder: Path) -> Iterator[Finding]:
-    names = {path.name for path in folder.glob("*.safetensors")}
-    if (folder / _INDEX).is_file():
+    if fault := weights_fault(folder):
+        yield error(key, f"{folder} {fault}", _AGAIN)
+        return
+    for path in sorted(folder.glob("*.safetensors")):
         try:
-            wanted = set(read_json(folder / _INDEX, "the list of weight files")["weight_map"].values())
-        except (CheckError, KeyError, AttributeError, TypeError) as reason:
-            yield error(key, f"{folder / _INDEX} is damaged ({reason})", _AGAIN)
-            return
-        if missing := sorted(wanted - names):
-            why = f"{folder} lacks {len(missing)} of {len(wanted)} weight files, e.g. {missing[0]}"
-            yield error(key, why, "download or upload the model again")
-            return
-    if not names and not list(folder.glob("*.bin")):
-        yield error(key, f"{folder} holds no weights (*.safetensors)", _AGAIN)
-    for name in sorted(names):
-        try:
-            with safe_open(str(folder / name), framework="np"):
+            with safe_open(str(path), framework="np"):
                 pass
         except (OSError, SafetensorError) as reason:
-            yield error(key, f"{folder / name} is damaged or cut off ({reason})", _AGAIN)
+            yield error(key, f"{path} is damaged or cut off ({reason})", _AGAIN)
+
+
+def hub_folder(model: str) -> Path | None:
+    """The folder of a hub model in the hub's cache, None without its config.json."""
+    config = try_to_load_from_cache(model, "config.json")
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def hub_gap(model: str) -> str | None:
+    """What the hub's cache lacks of a model's weights: words, "" if it lacks the model, or None."""
+    folder = hub_folder(model)
+    fault = weights_fault(folder) if folder else ""
+    return f"the hub's cache {fault}" if fault else fault
 
 
 def _hub_id(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
     gb = _gigabytes(ctx, model)
-    if not HUB_ID.fullmatch(model) or any(
-        isinstance(try_to_load_from_cache(model, name), str) for name in (_WHOLE, _INDEX)
-    ):
+    gap = hub_gap(model) if HUB_ID.fullmatch(model) else None
+    if gap is None:
         gb = 0.0
-    elif gb:
-        yield note(key, f"the weights are downloaded first, about {gb:.0f} GB")
+    elif gb or gap:
+        size = f", about {gb:.0f} GB" if gb else ""
+        yield note(key, f"the weights are downloaded first{size}{gap and f': {gap}'}")
     cache = Path(HF_HUB_CACHE)
     free_gb = shutil.disk_usage(next(path for path in (cache, *cache.parents) if path.exists())).free / 1e9
     if free_gb < gb and ctx.machine.is_here:  # another machine has another disk
@@ -174,8 +198,11 @@ def check_hub(ctx: CheckContext) -> Iterator[Finding]:
     if not (unseen := [model for model in keys if is_out_of_reach(model)]):
         return
     sizes = {model: f", about {gb:.0f} GB" for model in unseen if (gb := _gigabytes(ctx, model))}
-    names = " and ".join(f"{model} ({keys[model]}{sizes.get(model, '')})" for model in unseen)
-    cause = f"neither in a folder nor in the hub's cache, and {hub_fault()}"
+    gaps = {model: f"; {gap}" for model in unseen if (gap := hub_gap(model))}
+    names = " and ".join(
+        f"{model} ({keys[model]}{sizes.get(model, '')}{gaps.get(model, '')})" for model in unseen
+    )
+    cause = f"neither in a folder nor whole in the hub's cache, and {hub_fault()}"
     if ctx.starting:
         fix = "restore the connection, or download it first (`drzero fetch-models`, or a folder)"
         yield error(keys[unseen[0]], f"there is no model at {names}: {cause}", fix)
@@ -185,5 +212,5 @@ def check_hub(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def is_out_of_reach(model: str) -> bool:
-    """Whether a hub id is not cached, and the hub does not answer."""
-    return model_config(model) is None and hub_fault() is not None
+    """Whether the cache lacks some of a hub id, and the hub does not answer."""
+    return hub_gap(model) is not None and hub_fault() is not None

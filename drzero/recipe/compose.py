@@ -24,7 +24,7 @@ from drzero.ops.notices import plain
 from drzero.ops.resources.gpu import gpus_here
 from drzero.ops.text import is_loopback
 from drzero.ops.versions import installed_versions
-from drzero.recipe.overrides import OverrideError, check_overrides, for_stage, key_of, leaf_values
+from drzero.recipe.overrides import OverrideError, assigned, check_overrides, for_stage, key_of, leaf_values
 from drzero.recipe.settings.retrieval import OF_OWN_SERVICE
 from drzero.recipe.settings.schema import schema_of
 from environments.registry import canonical
@@ -209,7 +209,7 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
             written.append(override)
             continue
         has_file = (CONFIG_DIR / "environment" / f"{name}.yaml").is_file()
-        written += [f"environment={name if has_file else 'named'}", f"environment.name='{name}'"]
+        written += [f"environment={name if has_file else 'named'}", assigned("environment.name", name)]
     return written
 
 

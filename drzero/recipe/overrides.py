@@ -15,6 +15,7 @@ from difflib import SequenceMatcher
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 import yaml
@@ -129,18 +130,31 @@ def _apply(override: Override, config: DictConfig) -> None:
         raise _refused_by_hydra([override.input_line or ""], error) from None
 
 
+def assigned(key: str, value: str | Sequence[str]) -> str:
+    """The override that sets `key` to this text, or list of texts, whatever its characters."""
+    if isinstance(value, str):
+        return f"{key}={QuotedString(value, Quote.double).with_quotes()}"
+    return f"{key}=[{','.join(QuotedString(text, Quote.double).with_quotes() for text in value)}]"
+
+
 def _quoted(override: str, schema: Schema) -> str:
-    """Quote a value of ours that Hydra's grammar would refuse, such as a path with spaces. Expands `~`."""
+    """Quote a text of ours that Hydra would refuse or read as a number: `my file`, `1e3`. Expands `~`."""
     name, _, value = override.partition("=")
-    key = schema.keys.get(name)
-    if key is None or str not in (get_args(key.type) or (key.type,)) or key.limits.choices:
+    key = schema.keys.get(name.lstrip("+"))
+    types = () if key is None else get_args(key.type) or (key.type,)
+    if key is not None and key.type == list[str]:
+        return quote_in_list(override, texts=True)
+    if key is None or str not in types or key.limits.choices:
         return override
     if value == "~" or value.startswith("~/"):
         value = os.path.expanduser(value)
     with suppress(HydraException, ValueError, RecursionError):
-        if not OverridesParser.create().parse_override(f"{name}={value}").is_sweep_override():
+        parsed = OverridesParser.create().parse_override(f"{name}={value}")
+        read = None if parsed.is_sweep_override() else type(parsed.value())
+        is_text = read is not None and not (issubclass(read, bool | int | float) and read not in types)
+        if is_text and not (read is NoneType and NoneType not in types):
             return f"{name}={value}"
-    return f"{name}={QuotedString(value, Quote.double).with_quotes()}"
+    return assigned(name, value)
 
 
 def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
@@ -185,8 +199,7 @@ def _model_by_name(override: str) -> list[str]:
         # A run's processes work in other folders.
         name = os.path.abspath(os.path.expanduser(name))
     option = _options_by_model().get(name)
-    quoted = name.replace("'", "\\'")
-    return [f"model={option}"] if option else [f"model={PLAIN_MODEL}", f"base_model='{quoted}'"]
+    return [f"model={option}"] if option else [f"model={PLAIN_MODEL}", assigned("base_model", name)]
 
 
 @cache
@@ -195,8 +208,11 @@ def _options_by_model() -> dict[str, str]:
     return {yaml.safe_load(file.read_text(encoding="utf-8"))["base_model"]: file.stem for file in files}
 
 
-def quote_in_list(override: str) -> str:
-    """Quote paths in a plain list: `[exam=my/q.csv,~/b (1).jsonl]` → `["exam=my/q.csv","~/b (1).jsonl"]`."""
+def quote_in_list(override: str, *, texts: bool = False) -> str:
+    """Quote paths in a plain list: `[exam=my/q.csv,~/b (1).jsonl]` → `["exam=my/q.csv","~/b (1).jsonl"]`.
+
+    With `texts`, everything is one: `[1e3]` → `["1e3"]`.
+    """
     key, _, value = override.partition("=")
     if not (value.startswith("[") and value.endswith("]")) or set(value[1:-1]) & set("[]{}\\$"):
         return override
@@ -205,7 +221,7 @@ def quote_in_list(override: str) -> str:
         return override
     quoted = [
         QuotedString(part, Quote.double).with_quotes()
-        if set(part) & set("=()'\"") or part.startswith("~")
+        if (texts and part) or set(part) & set("=()'\"") or part.startswith("~")
         else part
         for part in parts
     ]

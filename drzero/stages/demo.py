@@ -27,6 +27,7 @@ from data.parquet_io import read_parquet
 from drzero.ops.console import say, working
 from drzero.ops.files import publish, staging_folder
 from drzero.recipe.compose import compose_stage, detect_hardware
+from drzero.recipe.overrides import assigned
 from verl_ext.method.chat import TURN_END, demo_chat_template
 
 if TYPE_CHECKING:
@@ -57,8 +58,7 @@ def smoke_overrides(overrides: Sequence[str]) -> list[str]:
 
 def run_demo(config: DictConfig, view: "LiveView") -> None:
     """Prepare the demo, then run the challenger stage."""
-    quoted = {name: str(path).replace("'", "\\'") for name, path in config.paths.items()}
-    prepare_demo([f"paths.{name}='{path}'" for name, path in quoted.items()])
+    prepare_demo([assigned(f"paths.{name}", path) for name, path in config.paths.items()])
     from drzero.stages.training import run_challenger  # a mistake above need not wait for its imports
 
     run_challenger(config, view)
@@ -86,7 +86,8 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
         models = prepare_demo_models(corpus / "models")
     say("models", f"{', '.join(folder.name for folder in models)} in {corpus / 'models'}")
     sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}"]
-    files = [f"source={corpus / 'corpus.jsonl'}", f"hold_out=[{corpus / 'chains.jsonl'}]"]
+    files = [assigned("source", str(corpus / "corpus.jsonl"))]
+    files.append(assigned("hold_out", [str(corpus / "chains.jsonl")]))
     prepare_data(compose_stage("prepare_data", [*_demo_choices(), *roots, *sizes, *files]))
 
 

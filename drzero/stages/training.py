@@ -32,6 +32,7 @@ from drzero.ops.supervisor import NothingDone, Stalled, run_supervised
 from drzero.preflight.data import use_train_for_missing_val
 from drzero.recipe.compose import RESOLVED, joins_cluster, verl_env, write_resolved
 from drzero.recipe.metrics import metrics_path, read_metrics, spent_tokens
+from drzero.recipe.overrides import assigned
 from drzero.stages.flight_recorder import flight_recorder
 from drzero.stages.flow import flow_monitor
 from drzero.stages.nodes import node_watch, share_environment
@@ -221,7 +222,11 @@ def trainer_command(config: DictConfig, folder: Path, recorder: Mapping[str, str
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(folder)]
     command += ["--config-name", RESOLVED]
     # Hydra would write its output folder and log file to the working directory.
-    command += [f"hydra.run.dir={folder / 'logs'}", "hydra.output_subdir=null", "hydra/job_logging=none"]
+    command += [
+        assigned("hydra.run.dir", str(folder / "logs")),
+        "hydra.output_subdir=null",
+        "hydra/job_logging=none",
+    ]
     return Command(
         name="trainer",
         command=tuple(command),

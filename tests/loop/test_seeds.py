@@ -64,7 +64,7 @@ def loops() -> Loops:
 
     def make(started: list[int], *outcomes: list[int] | BaseException) -> Callable[[Sequence[str]], None]:
         def run(overrides: Sequence[str]) -> None:
-            (place,) = (re.sub(r"^paths.checkpoints='|'$", "", o) for o in overrides if o.endswith("'"))
+            (place,) = (re.sub(r'^paths.checkpoints="|"$', "", o) for o in overrides if o.endswith('"'))
             seed = int(place.rpartition("seed")[2])
             started.append(seed)
             outcome = outcomes[seed - 1]

@@ -13,8 +13,10 @@ from loopback_hub import NO_HUB, LoopbackHub
 from terminal import terminal_as_stdout
 
 from drzero.cli import main
+from drzero.commands.models import state_and_size
 from drzero.preflight.finding import PreflightFailed, Severity, error, note, warning
 from drzero.preflight.memory_ledger import Ledger
+from drzero.preflight.model_shape import KNOWN, config_of
 from drzero.preflight.report import print_reports, verdict
 from drzero.preflight.run import Report
 from drzero.recipe.errors import CheckError
@@ -82,6 +84,52 @@ def test_a_model_that_the_hub_refuses_is_asked_for_once_and_is_one_error(
     assert hub.asked() == ["/", "/Qwen/Qwen3-8B/resolve/main/config.json"]
     (why,) = (finding["why"] for finding in report["findings"] if "403" in finding["why"])
     assert "there is no model at Qwen/Qwen3-8B" in why
+
+
+LIST = '{{"weight_map": {{"a": "{0}-1.{1}", "b": "{0}-2.{1}"}}}}'
+WHOLE = ("model-1.safetensors", "model-2.safetensors")
+SHARDS, BINS = LIST.format("model", "safetensors"), LIST.format("pytorch_model", "bin")
+
+
+@pytest.mark.usefixtures("fresh_hub")
+@pytest.mark.parametrize(
+    ("cached", "fault"),
+    [
+        ({"model.safetensors.index.json": SHARDS}, "lacks 2 of 2 weight files, e.g. model-1.safetensors"),
+        ({"model.safetensors.index.json": SHARDS, "model-1.safetensors": "w"}, "lacks 1 of 2 weight files"),
+        ({"pytorch_model.bin.index.json": BINS, "pytorch_model-2.bin": "w"}, "e.g. pytorch_model-1.bin"),
+        ({"model.safetensors.index.json": "{"}, "whose list model.safetensors.index.json is damaged"),
+        ({"model.safetensors.index.json": '{"weight_map": {}}'}, "json is empty"),
+        ({"README.md": "it"}, "holds no weights"),
+        ({"pytorch_model.bin.index.json": BINS, "model.safetensors": "w"}, None),
+        (
+            {"model.safetensors.index.json": SHARDS, "model-1.safetensors": "w", "model-2.safetensors": "w"},
+            None,
+        ),
+        ({"0_Transformer/pytorch_model.bin": "w"}, None),
+    ],
+)
+def test_an_interrupted_download_is_no_model(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    prepared: Prepared,
+    cached: dict[str, str],
+    fault: str | None,
+) -> None:
+    model = tmp_path / "hub" / "models--Qwen--Qwen3-8B"
+    for name, text in {"config.json": json.dumps(config_of(KNOWN["qwen3-8b"])), **cached}.items():
+        file = model / "snapshots" / "0" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("0")
+    has_weights = any(text == "w" for text in cached.values())
+    state, _ = state_and_size("qwen3-8b", "Qwen/Qwen3-8B")
+    partly = "incomplete, " if has_weights else ""
+    assert state == (f"{partly}to be downloaded from the hub" if fault else "cached")
+    (report,) = json.loads(judged(capsys, 2, "challenger", *places(prepared, tmp_path), *ON_HUB, "--json"))
+    (why,) = (finding["why"] for finding in report["findings"] if "does not answer" in finding["why"])
+    assert ("Qwen/Qwen3-8B" in why) == (fault is not None) and (fault or "org/embedder") in why
 
 
 def test_json_says_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared) -> None:

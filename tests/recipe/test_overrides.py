@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from drzero.recipe.compose import compose_stage
-from drzero.recipe.overrides import RENAMED, OverrideError, check_overrides
+from drzero.recipe.overrides import RENAMED, OverrideError, assigned, check_overrides
 from drzero.recipe.settings.schema import schema_of
 
 
@@ -250,6 +251,25 @@ def test_any_text_is_accepted_or_refused_with_a_message(small_config_dir: Path, 
 def test_a_path_is_taken_as_it_is_typed(typed: str, path: str | None) -> None:
     config = compose_stage("prepare_data", ["hardware=cpu", "paths.corpus=/corpus", f"source={typed}"])
     assert config.source == path
+
+
+@pytest.mark.parametrize("typed", ["1e3", "007", "2024", "1_000", "true", "NaN", "-inf", "int(3)", "0x10"])
+def test_a_text_that_reads_as_a_number_stays_the_text(typed: str) -> None:
+    words = [f"source={typed}", f"++fields.title={typed}", f"base_model={typed}", f"hold_out=[{typed}, b]"]
+    config = compose_stage("prepare_data", ["hardware=cpu", *words])
+    assert [config.source, config.fields.title, config.base_model] == [typed] * 3
+    assert config.hold_out == [typed, "b"]
+    # A key that takes numbers, or null, still does.
+    config = compose_stage("evaluate", ["hardware=cpu", "run.name=null", "data.seed=7", "endpoint=null"])
+    assert (config.run.name, config.endpoint) == ("null", None)
+
+
+@given(st.text(st.characters(exclude_characters="$", exclude_categories=["C"]), min_size=1))
+@example('/home/Anna, work/it\'s "[1]" {x}\\')
+@settings(max_examples=50)
+def test_an_override_that_our_code_makes_sets_any_text(text: str) -> None:
+    for override, value in ((assigned("k", text), text), (assigned("k", [text, "b"]), [text, "b"])):
+        assert OverridesParser.create().parse_override(override).value() == value
 
 
 def test_weights_written_as_a_ratio_are_one_error_before_anything_is_read() -> None:
