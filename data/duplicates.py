@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from data.demo_world import compose_question, generate_world
+from data.leaks import normal_words
 from data.pairs import Pair
 from verl_ext.method.answers import normalize_answer
 
@@ -36,7 +37,7 @@ class AcceptedQuestions:
 
     def same_words(self, pair: Pair) -> Pair | None:
         """Return the accepted pair whose question has the same normal form, or None."""
-        return self._by_words.get(normalize_answer(pair.question))
+        return self._by_words.get(" ".join(normal_words(pair.question)))
 
     def same_meaning(self, pair: Pair) -> tuple[Pair, float] | None:
         """Return the accepted pair with the closest question, if close enough, and the cosine.
@@ -53,7 +54,7 @@ class AcceptedQuestions:
 
     def add(self, pair: Pair) -> None:
         """Accept a candidate."""
-        self._by_words.setdefault(normalize_answer(pair.question), pair)
+        self._by_words.setdefault(" ".join(normal_words(pair.question)), pair)
         if _key(pair) in self._vectors:
             for key in _shares(pair):
                 self._sharing[key].append(pair)
@@ -97,5 +98,5 @@ def _shares(pair: Pair) -> tuple[Hashable, Hashable]:
 
 def _akin(pair: Pair, other: Pair) -> bool:
     """Whether one answer has all words of the other, like a name and its surname."""
-    ours, theirs = (set(normalize_answer(each.answer).split()) for each in (pair, other))
+    ours, theirs = (set(normal_words(each.answer)) for each in (pair, other))
     return ours <= theirs or theirs <= ours

@@ -11,7 +11,7 @@ from data.benchmarks import BenchmarkQuestion
 from data.contamination import DEFAULT_NGRAM, OverlapIndex, contamination
 from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosine, near_duplicates
 from data.errors import DataError
-from data.leaks import given_away, words_of
+from data.leaks import given_away, length_in_words, normal_words, words_of
 from data.pairs import Pair
 from data.wording import asks_yes_no, is_question, share_of_names, template_leftover, unclear
 from verl_ext.method.answers import contains_answer, normalize_answer
@@ -72,7 +72,7 @@ def integrity(pair: Pair, max_answer_words: int = 10) -> str | None:
     for name, text in (("question", pair.question), ("answer", pair.answer)):
         if leftover := template_leftover(text):
             return f"integrity: the {name} has {leftover}"
-    words = len(normalize_answer(pair.answer).split())
+    words = round(length_in_words(normal_words(pair.answer)))
     if words > max_answer_words:
         return f"integrity: the answer has {words} words, at most {max_answer_words} are allowed"
     return None

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
-from verl_ext.method.answers import space_characters
+from verl_ext.method.answers import normalize_answer, space_characters
 
 _LOOK_ALIKES = str.maketrans(
     "\u0430\u0432\u0435\u043a\u043c\u043d\u043e\u0440\u0441\u0442\u0443\u0445\u0455\u0456\u0458\u0501\u051b"
@@ -44,6 +44,21 @@ def words_of(text: str, *, articles: bool = False) -> list[str]:
     plain = unicodedata.normalize("NFC", visible.casefold()).translate(_LOOK_ALIKES)
     words = re.findall(r"[^\W_]+", space_characters(plain))
     return words if articles else [word for word in words if word not in _ARTICLES]
+
+
+def normal_words(text: str) -> list[str]:
+    """Return the words of a text's normal form (SQuAD), split as by `words_of`."""
+    return words_of(normalize_answer(text))
+
+
+def length_in_words(words: Sequence[str]) -> float:
+    """Return how many words these are: a character of a script without spaces counts two thirds."""
+    return len(words) - sum(map(is_unspaced, words)) / 3
+
+
+def is_unspaced(word: str) -> bool:
+    """Whether a word of `words_of` is one character of Hangul or a script without spaces."""
+    return not word.isascii() and space_characters(word) != word
 
 
 def given_away(question: str, answer: str) -> str | None:

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from data.leaks import words_of
+from data.leaks import is_unspaced, length_in_words, words_of
 from verl_ext.method.answers import space_characters
 
 MAX_QUESTION_WORDS = 50  # the published recipe cuts longer ones, which may then ask for nothing
@@ -85,6 +85,10 @@ _DANGLING = re.compile(
 _ASKS_YES_NO = re.compile(rf"(?:^|,\s*)(?:{_AUXILIARY}|will|would|should|might|must)\s", re.IGNORECASE)
 _OTHER = "the|that|this|its|his|her|their|and|or|not|than|will|would|should|might|must"
 _COMMON = frozenset("|".join((_ASKING, _AUXILIARY, _PREPOSITION, _IMPERATIVE, _OTHER)).split("|"))
+# Chinese and Japanese particles and question words, and the particles that end a Korean word.
+_PARTICLES = "的是在了谁誰什么甚麼哪何由于於和与與被把从從对對为為吗嗎呢几幾多少はがをにのでともかやへ"
+_BETWEEN_PARTICLES = re.compile(rf"[^\W_a-z\d{_PARTICLES}]{{3,}}")
+_ENDINGS = "은는이가을를의에와과로도서"
 _SAME_LETTERS = 4  # names that share this many first letters count as one: Norway, Norwegian
 
 
@@ -103,7 +107,7 @@ def unclear(question: str) -> str | None:
         return "asks twice"
     if _DANGLING.match(bare):
         return "does not say who or what it is about"
-    words = len(question.split())
+    words = round(length_in_words(space_characters(question).split()))
     return (
         f"has {words} words, at most {MAX_QUESTION_WORDS} are allowed" if words > MAX_QUESTION_WORDS else None
     )
@@ -120,6 +124,13 @@ def names_of(question: str) -> set[str]:
     names = {word for token in tokens if token[0].isupper() for word in words_of(token)} - _COMMON
     words = {word for token in tokens for word in words_of(token)} - _COMMON
     return {word for word in words if word[0].isdigit() or (word in names if names else len(word) > 3)}
+
+
+def unspaced_name(question: str) -> str:
+    """Return the longest run of three or more Han, kana or Hangul letters between particles, or ""."""
+    tokens = ("".join(words_of(token)) for token in question.split())
+    runs = [run for token in tokens for run in _BETWEEN_PARTICLES.findall(token) if is_unspaced(run)]
+    return max((run.rstrip(_ENDINGS) for run in runs), key=len, default="")
 
 
 def share_of_names(question: str, text: str) -> float:

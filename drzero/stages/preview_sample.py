@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from data.leaks import words_of
 from search.sources.corpus import Corpus, Reading
 from search.sources.document import Document
-from verl_ext.method.answers import normalize_answer
 
 _SHORTEST_TITLE = 4
 """Characters. A shorter title occurs in many texts by chance."""
@@ -69,7 +69,7 @@ def _around(
 ) -> tuple[list[str], list[str]]:
     """Ids of the documents the chosen ones name, and of random others, `room` in all."""
     ids = {document.id for document in chosen}
-    texts = f" {' '.join(normalize_answer(document.text) for document in chosen)} "
+    texts = f" {' '.join(word for document in chosen for word in words_of(document.text))} "
     named: list[str] = []
     others: list[str] = []
     for number, (_, document) in enumerate(corpus.read(), start=1):
@@ -85,7 +85,7 @@ def _around(
 
 
 def _is_named(title: str, texts: str) -> bool:
-    words = normalize_answer(title)
+    words = " ".join(words_of(title))
     return len(words) >= _SHORTEST_TITLE and f" {words} " in texts
 
 

@@ -252,6 +252,50 @@ def test_overlap_of_few_questions_is_what_its_definition_says(
     assert (known(*asked, ngram=ngram).overlap(question) is not None) == expected
 
 
+ZH = "奥林天文台是由谁在1904年建立的？"
+JA = "1904年にオリン天文台を建てたのは誰ですか"
+
+
+@pytest.mark.parametrize(
+    ("known_question", "question", "answer", "found"),
+    [
+        (ZH, "请问奥林天文台是由谁在1904年建立的呢？", "Kelm", "has"),  # two words added
+        (ZH, "奥林 天文台 是由谁 在1904年 建立的", "Kelm", "has"),
+        (ZH, "谁于1904年创建了奥林天文台？", "Xyzzy", "same fact"),
+        (ZH, "谁于1904年创建了奥林天文台？", "Kelm", None),
+        (ZH, "奥林图书馆是由谁在1904年设计的？", "Xyzzy", None),
+        (ZH, "奥林天文台是由谁在1905年扩建的？", "Kelm", None),
+        ("谁建立了奥林？", "请问谁建立了奥林？", "Kelm", "has"),
+        (JA, "では、" + JA, "Kelm", "has"),
+        (JA, "オリン天文台は1904年に誰が作りましたか", "Xyzzy", "same fact"),
+        ("누가 오린천문대를 1904년에 세웠나?", "1904년 오린천문대는 누가 지었나?", "Xyzzy", "same fact"),
+        ("누가 오린천문대를 1904년에 세웠나?", "오린도서관은 누가 1904년에 지었나?", "Xyzzy", None),
+    ],
+)
+def test_questions_without_spaces_overlap_by_their_characters(
+    known_question: str, question: str, answer: str, found: str | None
+) -> None:
+    reason = contamination(pair(question, answer), known(known_question))
+    assert (found in (reason or "")) if found else reason is None
+
+
+def test_common_characters_are_no_contamination_but_a_copy_is() -> None:
+    names = ("奥林", "德罗", "加米", "泰斯", "佐凡", "凯姆", "沃恩", "纳克")
+    index = known(*(f"流经{name}城的那条河流发源于哪一个地区的山脉之中？" for name in names))
+    assert index.overlap("流经罗马城的那条河流发源于哪一个地区的山脉之中？") is None
+    assert index.overlap("请问流经奥林城的那条河流发源于哪一个地区的山脉之中？") is not None
+
+
+@pytest.mark.parametrize(
+    ("length", "reason"), [(75, None), (77, "integrity: the question has 51 words, at most 50 are allowed")]
+)
+def test_a_long_question_without_spaces_is_counted_by_its_characters(length: int, reason: str | None) -> None:
+    assert integrity(pair("山" * (length - 1) + "吗？", "凯姆")) == reason
+    assert integrity(pair("流经奥林城的是什么河？", "水" * 16)) == (
+        "integrity: the answer has 11 words, at most 10 are allowed"
+    )
+
+
 def test_without_benchmarks_nothing_is_contaminated() -> None:
     assert contamination(pair(), known()) is None
 
@@ -269,11 +313,16 @@ def index_of(
 
 
 @pytest.mark.parametrize(
-    "question", ["on which river does DROSKEN lie", "On which river does the Drosken lie ?!"]
+    ("question", "other"),
+    [
+        ("On which river does Drosken lie?", "on which river does DROSKEN lie"),
+        ("On which river does Drosken lie?", "On which river does the Drosken lie ?!"),
+        (ZH, "奥林 天文台 是由谁 在 1904 年建立的"),
+    ],
 )
-def test_the_same_words_are_a_duplicate_whatever_the_answer(question: str) -> None:
-    again = pair(question, "Kelm", index=1)
-    assert duplicates(again, index_of([pair()], again)) == "duplicates: prompt 0 asks the same"
+def test_the_same_words_are_a_duplicate_whatever_the_answer(question: str, other: str) -> None:
+    again = pair(other, "Kelm", index=1)
+    assert duplicates(again, index_of([pair(question)], again)) == "duplicates: prompt 0 asks the same"
 
 
 def test_other_words_are_no_duplicate() -> None:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_ext.method.answers import contains_answer, normalize_answer
+from verl_ext.method.answers import contains_answer, normalize_answer, space_characters
 from verl_ext.method.passages import passages_by_query, shown_passages
 from verl_ext.method.trajectory import Trajectory
 
@@ -91,10 +91,10 @@ def hop_fault(trajectory: Trajectory, document: str, hop: int, question: str, an
 
 def named_search(trajectory: Trajectory, question: str, answer: str) -> str | None:
     """A query, or None, whose words all occur in the question and whose passages contain the answer."""
-    words = set(normalize_answer(question).split())
+    words = set(space_characters(normalize_answer(question)).split())
     for call in trajectory.searches:
         for query, passages in passages_by_query(call.queries or (), call.response or ""):
-            named = set(normalize_answer(query).split())
+            named = set(space_characters(normalize_answer(query)).split())
             if named and named <= words and any(contains_answer(passage, answer) for passage in passages):
                 return query
     return None
