@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from drzero.ops.bearer import MODEL_KEY
-from drzero.ops.console import leave_stdout, set_verbose
+from drzero.ops.console import leave_stdout, replace_unshowable, set_verbose
 from drzero.ops.errors import OutOfTime, RunFailed, UserError
+from drzero.ops.proxies import check_proxies, spare_loopback
 from drzero.ops.text import did_you_mean
 
 # The disk is full, over quota or read-only: not a bug, so no traceback.
@@ -169,6 +170,7 @@ With DRZERO_STOP_AT (Unix seconds) set, a stage ends in time with exit code 75. 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 2 for the command line or input, 1 for a failed run, 75 (EX_TEMPFAIL): rerun to resume."""
+    replace_unshowable()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
@@ -230,6 +232,9 @@ def _run(name: str, command: CliCommand, arguments: Sequence[str]) -> int:
     for key, value in dotenv_values(Path(".env")).items():
         if key in _FROM_DOTENV and value:
             os.environ.setdefault(key, value)
+    if name not in READERS:
+        check_proxies()
+    spare_loopback()
     # A library's progress bars and advice would drown the run's own output.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from drzero.ops.console import replace_unshowable
 from drzero.ops.errors import UserError
+from drzero.ops.proxies import check_proxies
 from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, EmbedderSpec
 from search.indexing.build import BuildOptions
 from search.indexing.chunking import Chunking
@@ -52,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.chroma_path is not None and args.collection is None:
         parser.error("a Chroma has collections: name one with --collection")
+    replace_unshowable()
     try:
+        check_proxies()
         if args.faiss_path is not None:
             target: Collection | FaissFolder | Shards = FaissFolder(args.faiss_path.resolve(), args.kind)
         else:

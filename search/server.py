@@ -27,8 +27,9 @@ import uvicorn
 import uvloop
 from setproctitle import setproctitle
 
-from drzero.ops.bearer import TokenUnusable
 from drzero.ops.connections import Connection
+from drzero.ops.errors import UserError
+from drzero.ops.proxies import check_proxies
 from search.chroma.location import ChromaPlace, Quota, plain
 from search.chroma.sharded_store import chroma_index
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
@@ -221,9 +222,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line until SIGTERM or SIGINT. Returns the exit code."""
     args = parser().parse_args(argv)
     try:
+        check_proxies()
         token = read_token()
         logging.getLogger("search").setLevel(os.environ.get("DRZERO_LOG_LEVEL", "INFO").upper())
-    except (TokenUnusable, ValueError) as error:
+    except (UserError, ValueError) as error:
         parser().error(str(error))
     if token is None and args.host not in LOOPBACK:
         parser().error(f"--host {args.host}: other machines may reach it there, so set {TOKEN_VARIABLE}")

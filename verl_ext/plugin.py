@@ -1,6 +1,6 @@
 """Registers our extensions with veRL 0.9.1: `VERL_USE_EXTERNAL_MODULES=verl_ext.plugin`.
 
-Every veRL process imports this module while it imports `verl`, so it only registers.
+Every veRL process on every node imports this module while it imports `verl`.
 """
 
 import os
@@ -10,6 +10,7 @@ from verl.plugin.platform import PlatformRegistry
 from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
+from drzero.ops.proxies import spare_loopback
 from verl_ext.rollout.platforms import CpuPlatform, CudaPlatform
 
 REFERENCE_ROLLOUT = "reference"  # value of `actor_rollout_ref.rollout.name`
@@ -21,6 +22,7 @@ def _load_reference_replica() -> type:
     return ReferenceReplica
 
 
+spare_loopback()
 PlatformRegistry.register("cpu")(CpuPlatform)
 PlatformRegistry.register("nvidia")(CudaPlatform)
 RolloutReplicaRegistry.register(REFERENCE_ROLLOUT, _load_reference_replica)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
 from typing import Protocol
 
 from drzero.ops.notices import Level, Notice, plain
@@ -59,6 +60,13 @@ class _Stdout:
             sys.stdout.write(text[start : start + _PIECE])
             sys.stdout.flush()
         return True
+
+
+def replace_unshowable() -> None:
+    """Have stdout and stderr replace what their encoding lacks, such as ASCII or Latin-1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # not so in a notebook
+            stream.reconfigure(errors="replace")
 
 
 def leave_stdout() -> None:

@@ -6,7 +6,6 @@
 import os
 import re
 import threading
-import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from chromadb.api.client import Client
 from chromadb.config import DEFAULT_DATABASE, DEFAULT_TENANT, Settings
 from chromadb.errors import ChromaError
 
+from drzero.ops.proxies import spare_loopback
 from drzero.ops.text import is_loopback
 from search.chroma.content import check_files
 from search.errors import StoreError, StoreNotReady
@@ -168,9 +168,7 @@ def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
     headers = request_headers(place)
     if is_loopback(place.host):
         # The environment's proxy must not see the API key. Chroma's client heeds only `no_proxy`.
-        exempt = urllib.request.getproxies_environment().get("no", "")
-        if place.host not in (name.strip() for name in exempt.split(",")):
-            os.environ["no_proxy"] = f"{exempt},{place.host}" if exempt else place.host
+        spare_loopback(place.host)
     _check_server(place, headers, timeout)
     try:
         client = chromadb.HttpClient(

@@ -49,6 +49,30 @@ def test_no_help_imports_a_large_package() -> None:
     assert done.stdout.endswith("\n[]\n"), done.stderr
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize(
+    ("words", "code", "shown"),
+    [
+        (["--help"], 0, "KEY=VALUE | +KEY=VALUE"),
+        (["preflight", "--help"], 0, "drzero preflight"),
+        (["preflight", "serve-model", "solver.model_path=/nowhere/é–…"], 2, "/nowhere/é–…"),
+        (["config", "é–…"], 2, "'é–…'"),
+    ],
+)
+def test_output_that_is_not_utf_8_shows_all_that_it_can(
+    words: list[str], code: int, shown: str, encoding: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "drzero.cli", *words],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        timeout=120,
+    )
+    output = done.stdout + done.stderr
+    assert (done.returncode, b"Traceback" in output) == (code, False)
+    assert shown.encode(encoding, "replace") in output
+
+
 def test_the_help_fits_a_screen_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == cli.main([]) == 0
     out = capsys.readouterr().out

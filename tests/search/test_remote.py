@@ -273,7 +273,7 @@ def test_proxy_of_the_environment_is_not_used_for_a_chroma_within_this_machine(
         with open_collection(chroma.url, NAME) as store:
             assert answers_right(store, vectors)
         assert proxy.asked == []
-        assert os.environ["no_proxy"] == "intranet.example,127.0.0.1"
+        assert os.environ["no_proxy"] == "intranet.example,127.0.0.1,localhost,::1"
 
 
 class Relay(ThreadingHTTPServer):

@@ -26,6 +26,7 @@ from drzero.ops.process import keeper
 from drzero.ops.process.logs import LogTee
 
 RUN_ID_VARIABLE = "DRZERO_RUN_ID"
+_OUTPUT = {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8:replace"}  # as `LogTee` reads it
 _LEFTOVERS_END_S = 45.0  # a killed stage may take 30 s to end its children, its keeper a few more
 COMPONENT_VARIABLE = "DRZERO_COMPONENT"  # a command's name in its keeper's environment
 
@@ -70,7 +71,7 @@ class Child:
         marks = {RUN_ID_VARIABLE: self.run_id, COMPONENT_VARIABLE: spec.name}
         self._keeper = subprocess.Popen(
             [*keep, *spec.command],
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.env, **marks},
+            env={**os.environ, **_OUTPUT, **spec.env, **marks},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
