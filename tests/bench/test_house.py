@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.house import circles, measure, table, used_once
+from bench.house import measure, table, used_once
 
 STAGE = '''"""A stage."""
 
@@ -92,11 +92,6 @@ def test_private_functions_used_once_are_listed_by_room(checkout: Path) -> None:
     assert list(used_once(checkout, "drzero")) == ["drzero/stage.py:13 _start"]
     assert list(used_once(checkout, "drzero/stage.py")) == ["drzero/stage.py:13 _start"]
     assert not list(used_once(checkout, "search"))
-
-
-def test_only_arrows_that_lead_back_make_a_circle() -> None:
-    assert circles({("a", "b"), ("b", "c"), ("a", "c")}) == []
-    assert circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [{"a", "b", "c"}]
 
 
 def test_the_table_has_a_column_for_each_checkout_and_each_peer(checkout: Path) -> None:

@@ -46,17 +46,6 @@ def test_a_search_of_one_question_shows_the_model_passages(tmp_path: Path) -> No
     assert answered.response == "[1] Orrin: Orrin is a harbour town on the river Vell."
 
 
-@pytest.mark.slow("two more runs of the script; the first one is asserted on in the first tier")
-def test_a_second_run_over_the_same_outputs_gives_the_same_step(
-    speaking_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--model", str(speaking_model), "--questions", "2", "--outputs", str(tmp_path)]
-    main(arguments)
-    first = capsys.readouterr().out
-    main(arguments)
-    assert advantages(capsys.readouterr().out) == advantages(first) != []
-
-
 @pytest.mark.slow("the demo policy itself takes two minutes; a tiny model shows the same steps above")
 def test_one_question_asks_real_questions_with_the_demo_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

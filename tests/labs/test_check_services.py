@@ -108,13 +108,6 @@ def test_a_solver_that_answers_500_is_named_with_its_answer_and_what_to_do(
     assert [(probe.name, probe.ok) for probe in probes.done] == [("search", True), ("solver turn", False)]
 
 
-def test_a_solver_that_refuses_the_request_is_named_too(config: DictConfig, start_peer: StartPeer) -> None:
-    use(config, "retrieval", start_peer("/retrieve", retrieve).url)
-    use(config, "solver", start_peer("/v1/completions", lambda body: 404).url)
-    with pytest.raises(ProbeFailed, match=r"(?s)'solver turn' failed at solver .*HTTP 404"):
-        probed(config)
-
-
 def test_a_retrieval_service_that_fails_is_the_first_probe_to_fail(
     config: DictConfig, start_peer: StartPeer
 ) -> None:
@@ -296,24 +289,3 @@ def test_one_prompt_goes_through_the_challengers_own_trainer_and_nothing_is_upda
 
 
 # As a user runs it ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow("starts both services; the first tier asks peers, and launched_loop starts services")
-def test_the_demos_services_answer_a_question_and_leave_nothing(
-    prepared: Prepared, speaking_model: Path, tmp_path: Path
-) -> None:
-    overrides = [
-        *prepared.overrides(tmp_path, speaking_model),
-        "run.name=check",
-        "process_env.OMP_NUM_THREADS=1",
-    ]
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main(["check-services", *overrides])
-    assert (code, err.getvalue()) == (0, "")
-    printed = out.getvalue()
-    assert all(probe in printed for probe in PROBES)
-    assert "[retrieval] stopped" in printed and "[solver] stopped" in printed
-    assert examine(tmp_path / "check").state == "finished"
-    left = {path.name for path in (tmp_path / "check").iterdir()}
-    assert left == {"lock", "logs"}

@@ -164,22 +164,3 @@ def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path: Path) -> N
         time.sleep(0.2)
     assert left.alive() == []
     assert {address.removeprefix("::ffff:") for address, _ in watch.listeners} <= {"127.0.0.1", "::1"}
-
-
-@pytest.mark.slow("a start of the trainer; the figures' verdicts are judged above, the counts on its buffer")
-def test_a_test_that_finds_nothing_ends_well_with_its_rates_and_is_finished(tmp_path: Path) -> None:
-    out, err = io.StringIO(), io.StringIO()
-    arguments = ["hardware=cpu", "mode=sync", f"paths.checkpoints={tmp_path}", "flow_test.workers=1"]
-    quick = ["data.train_batch_size=4", "flow_test.rollout_s=0.2", "flow_test.update_s=0.2"]
-    # A loaded machine may take long between two steps.
-    patient = ["watchdog.floor_s=60", "watchdog.cold_start_s=60"]
-    with redirect_stdout(out), redirect_stderr(err):
-        code = main(
-            ["flow-test", "--seconds", "10", "--workers", *arguments, *quick, *patient, "model=smollm2-135m"]
-        )
-    assert (code, err.getvalue()) == (0, "")
-    printed = out.getvalue()
-    for words in ("warm-up is complete after", "put ", "samples/s were trained on"):
-        assert words in printed
-    death = examine(tmp_path / "flow_test")
-    assert death.state == "finished" and death.facts["warm-up"].startswith("complete after")

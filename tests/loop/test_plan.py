@@ -20,10 +20,6 @@ def test_a_loop_evaluates_the_base_model_and_then_takes_turns() -> None:
     ]
 
 
-def test_three_iterations_by_default() -> None:
-    assert len(overrides()) == 1 + 3 * 5
-
-
 def test_an_override_of_a_stage_reaches_that_stage_only() -> None:
     plan = overrides("iterations=1", "stages.solver.data.train_batch_size=4", "+stages.solver.trainer.foo=1")
     assert {"data.train_batch_size=4", "+trainer.foo=1"} < set(plan["solver_iter1"])

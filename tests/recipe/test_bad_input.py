@@ -201,18 +201,6 @@ def test_a_training_run_of_such_a_model_is_refused_with_its_key(
     assert not (tmp_path / "ck").exists()
 
 
-def test_a_chat_models_tokenizer_is_taken(tiny_model: Path) -> None:
-    assert load_chat_tokenizer(str(tiny_model), "base_model").name_or_path == str(tiny_model)
-
-
-@pytest.mark.parametrize(("typed", "meant"), [("challanger", "challenger"), ("prepare_data", "prepare-data")])
-def test_an_unknown_command_is_refused_with_the_nearest(
-    capsys: pytest.CaptureFixture[str], typed: str, meant: str
-) -> None:
-    assert main([typed]) == 2
-    assert f"no command {typed!r}" in (said := capsys.readouterr().err) and f"did you mean {meant!r}?" in said
-
-
 @pytest.mark.parametrize(
     ("damage", "override", "expected"),
     [

@@ -86,11 +86,6 @@ def test_chunks_are_slices_in_order_that_join_to_the_text_without_their_overlap(
     assert joined == text
 
 
-@given(texts)
-def test_without_overlap_the_chunks_joined_are_the_text(text: str) -> None:
-    assert "".join(chunk.text for chunk in split(text, overlap=0)) == text
-
-
 @given(prose)
 def test_chunks_repeat_whole_words_up_to_the_overlap(text: str) -> None:
     for before, after in pairwise(split(text)):
@@ -227,12 +222,6 @@ def test_a_chunk_id_changes_with_its_text_and_not_with_what_follows() -> None:
     text = "Orrin is a town. " * 20
     ids, changed = ([chunk.id for chunk in split(t)] for t in (text, text + "It has a harbour."))
     assert ids[0] == changed[0] and ids[-1] != changed[-1]
-
-
-def test_chunks_end_after_sentences_where_possible() -> None:
-    chunks = split("The harbour of Orrin is old. Nobody knows its age. " * 12)
-    assert len(chunks) > 3
-    assert all(chunk.text.rstrip().endswith(".") for chunk in chunks)
 
 
 def test_the_title_is_repeated_on_each_chunk() -> None:

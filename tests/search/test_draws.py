@@ -83,12 +83,6 @@ def test_the_first_documents_are_found_without_reading_the_others(folder: Path, 
     assert len(read) == 2
 
 
-def test_every_document_is_as_likely_to_be_among_the_first(folder: Path) -> None:
-    seeds, size = 150, 20
-    drawn = Counter(key for seed in range(seeds) for key, *_ in islice(in_order(folder, seed), size))
-    assert chisquare([drawn[str(number)] for number in range(COUNT)]).pvalue > 1e-3
-
-
 def test_a_new_index_says_that_its_records_have_draws(folder: Path) -> None:
     with open_collection(folder, NAME) as store:
         stored = store.collection.get(limit=10, include=["metadatas"])

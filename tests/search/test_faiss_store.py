@@ -75,18 +75,6 @@ def test_a_flat_index_gives_what_exact_search_gives(
     np.testing.assert_allclose(scores, np.take_along_axis(cosines, best, axis=1), atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_hnsw_finds_99_of_100_of_what_exact_search_finds(tmp_path: Path, seed: int) -> None:
-    stored, queries = unit_vectors(seed, 3000, 32), unit_vectors(seed + 100, 200, 32)
-    with closing(FaissIndex(publish(tmp_path / "wiki", stored, "hnsw")).open()) as store:
-        found = texts(store, queries, 10)
-    best = np.argsort(-(queries @ stored.T), axis=1)[:, :10]
-    shared = sum(
-        len({contents_of(row) for row in rows} & set(hits)) for rows, hits in zip(best, found, strict=True)
-    )
-    assert shared / best.size >= 0.99
-
-
 @pytest.mark.parametrize("kind", ["flat", "l2", "hnsw", "IVF8,Flat", "SQfp16", "RR16,IVF4,Flat"])
 def test_every_kind_of_index_that_the_field_shares_gives_a_passage_for_itself(
     tmp_path: Path, vectors: np.ndarray, kind: str

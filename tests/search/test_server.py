@@ -21,8 +21,6 @@ import pytest
 import uvicorn
 from conftest import unused_port
 from faiss_parts import publish
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from search_parts import (
     COLLECTION,
     PASSAGES,
@@ -112,10 +110,6 @@ def test_scores_are_cosine_similarities_in_falling_order(http: httpx.Client) -> 
 def test_health_names_the_served_collection(http: httpx.Client) -> None:
     answer = http.get("/health").json()
     assert (answer["status"], answer["collection"], answer["documents"]) == ("ok", COLLECTION, len(PASSAGES))
-
-
-def test_docs_describe_retrieve(http: httpx.Client) -> None:
-    assert list(http.get("/openapi.json").json()["paths"]) == ["/index", "/health", "/metrics", "/retrieve"]
 
 
 def test_the_docs_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
@@ -258,20 +252,6 @@ def test_body_announced_as_too_long_is_refused_before_it_is_sent(url: str) -> No
 
 
 # --- many at once ---
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.text(max_size=60), min_size=1, max_size=6))
-def test_a_list_is_answered_in_order_like_single_queries(http: httpx.Client, queries: list[str]) -> None:
-    def scores(batch: list[str]) -> list[dict[str, float]]:
-        answer = http.post(
-            "/retrieve", json={"queries": batch, "topk": len(PASSAGES), "return_scores": True}
-        ).json()
-        return [{hit["document"]["title"]: hit["score"] for hit in hits} for hits in answer["result"]]
-
-    one_by_one = [scores([query])[0] for query in queries]
-    for together, alone in zip(scores(queries), one_by_one, strict=True):
-        assert together == pytest.approx(alone, abs=1e-4)
 
 
 def test_one_client_serves_several_event_loops(url: str) -> None:

@@ -344,26 +344,6 @@ def continued(arguments: list[str], resumed: Run) -> Run:
     return run
 
 
-@pytest.mark.slow("a third start of the trainer: `killed` is a resumed run as well, `finished` has an export")
-@pytest.mark.matrix
-class TestFinishedAfterAFailure:
-    def test_the_rerun_makes_the_step_that_is_left(self, resumed: Run) -> None:
-        assert [line["step"] for line in resumed.lines("metrics/attempt_003.jsonl")] == [3]
-        assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 3
-        assert json.loads((resumed.export / "export.json").read_text())["source"]["step"] == "global_step_3"
-
-    def test_it_draws_the_data_of_an_unbroken_one(self, resumed: Run) -> None:
-        assert dumped_order(resumed, (1, 2, 3)) == unbroken_order(resumed.config, 3)
-
-    def test_it_starts_from_the_saved_weights(self, resumed: Run) -> None:
-        name = "model.layers.0.mlp.up_proj.weight"
-        second, third = checkpoint_weights(resumed, 2)[name], checkpoint_weights(resumed, 3)[name]
-        assert 0 < (third - second).abs().max() < 5e-3
-
-    def test_no_process_of_the_run_is_left_and_its_ports_are_free(self, resumed: Run) -> None:
-        assert_nothing_left(resumed)
-
-
 @pytest.mark.slow("a start of the trainer; test_resume.py covers what is linked and refused")
 @pytest.mark.matrix
 class TestTheNextIteration:

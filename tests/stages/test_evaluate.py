@@ -28,7 +28,6 @@ from transformers import AutoTokenizer
 
 from data.benchmarks import BenchmarkQuestion, load_benchmark
 from data.errors import DataError
-from drzero.cli import main
 from drzero.ops.errors import OutOfTime
 from drzero.ops.process.lock import AlreadyRunning, HeldLock
 from drzero.ops.records import OUT_OF_TIME, read_json_lines
@@ -392,30 +391,6 @@ def test_what_a_killed_run_was_writing_is_removed(start_script: StartScript, com
 # --- the real parts -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow("`launched_loop` evaluates base and solver by the command")
-def test_a_model_is_served_asked_and_scored_by_the_command(
-    prepared: Prepared, speaking_model: Path, tmp_path: Path
-) -> None:
-    """The speaking model answers `Vell` or `nobody` to anything, with or without a search before."""
-    chains = [
-        {"id": f"{hop}-{i}", "hop": hop, "question": "Who came?", "answer": "Vell" if hop == 1 else "nobody"}
-        for hop in (1, 2)
-        for i in range(3)
-    ]
-    file = tmp_path / "chains.jsonl"
-    file.write_text("".join(json.dumps(chain) + "\n" for chain in chains))
-    choices = [*prepared.overrides(tmp_path, speaking_model), "iteration=0", f"benchmarks=[{file}]"]
-    assert main(["evaluate", *choices]) == 0
-    records = [json.loads(line) for line in (tmp_path / "tiny" / "answers.jsonl").read_text().splitlines()]
-    answers = [record["answer"] for record in records[1:]]
-    assert len(set(answers)) == 1, "greedy: one question has one answer"
-    assert answers[0] in ("Vell", "nobody")
-    report = json.loads((tmp_path / "tiny" / "report.json").read_text())
-    scores = [report["benchmarks"][name]["em"] for name in ("demo_1hop", "demo_2hop")]
-    assert scores == ([1.0, 0.0] if answers[0] == "Vell" else [0.0, 1.0])
-    assert (tmp_path / "tiny" / "result.json").is_file()
-
-
 # --- refused before anything starts -------------------------------------------------------------------------
 
 
@@ -428,15 +403,6 @@ def test_an_endpoint_that_does_not_answer_is_refused(compose: Compose, prepared:
     address = f"http://127.0.0.1:{unused_port()}/v1"
     with pytest.raises(CheckError, match=rf"no OpenAI-compatible server answers at {address}/models"):
         run_evaluate(compose(None, f"endpoint={address}", f"tokenizer={prepared.model}"))
-
-
-@pytest.mark.parametrize("address", ["", "/", "/v1", "/v1/", "/v1/completions"])
-def test_an_endpoint_may_be_given_with_or_without_its_path(
-    start_script: StartScript, compose: Compose, address: str
-) -> None:
-    script = start_script(right)
-    config = resolve(compose(script, f"endpoint={script.peer.url}{address}"))
-    assert model_of(config).url == f"{script.peer.url}/v1/completions"
 
 
 def test_one_of_several_models_of_an_endpoint_must_be_chosen(
@@ -455,13 +421,6 @@ def test_one_of_several_models_of_an_endpoint_must_be_chosen(
 def test_a_model_that_is_not_there_is_refused_by_its_key(compose: Compose) -> None:
     with pytest.raises(CheckError, match=r"solver\.model_path: there is no model at .*solver_iter3_hf"):
         run_evaluate(compose(None, "iteration=3"))
-
-
-def test_a_benchmark_that_is_not_there_is_refused(start_script: StartScript, compose: Compose) -> None:
-    script = start_script(right)
-    with pytest.raises(CheckError, match=r"no benchmark file at .*absent\.jsonl"):
-        run_evaluate(compose(script, "benchmarks=[absent.jsonl]"))
-    assert script.asked == []
 
 
 def test_questions_of_one_name_are_refused(
@@ -518,12 +477,6 @@ def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(
     config = resolve(compose(None, f"benchmarks=[{prepared.corpus / 'chains.jsonl'}]", "hops=[7]"))
     with pytest.raises(DataError, match=r"hops=\[7\] leaves no question to ask: .* hops 1, 2, 3, 4"):
         load_questions(config)
-
-
-def test_questions_that_name_no_document_are_taken_as_they_are(compose: Compose, tmp_path: Path) -> None:
-    chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell"}
-    (tmp_path / "own.jsonl").write_text(json.dumps(chain) + "\n")
-    assert len(load_questions(resolve(compose(None, f"benchmarks=[{tmp_path / 'own.jsonl'}]")))) == 1
 
 
 @pytest.mark.skipif(find_spec("sglang") is not None, reason="where SGLang is installed it may be asked for")

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -268,32 +266,6 @@ def test_one_changed_weight_is_another_checkpoint(tmp_path: Path, merged: Merged
     assert first != second
 
 
-@pytest.mark.slow("a process of its own; the loop is killed in this stage as well")
-def test_a_merge_killed_halfway_leaves_no_export_and_the_next_one_is_whole(
-    tmp_path: Path, merged: Merged
-) -> None:
-    shutil.copytree(merged.run, tmp_path / "ck" / "solver_iter1")
-    command = [sys.executable, "-m", "drzero.cli", "merge", *arguments(tmp_path / "ck", merged.start)]
-    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    export, partial = tmp_path / "ck" / "solver_iter1_hf", tmp_path / "ck" / ".solver_iter1_hf.building"
-    try:
-        while not partial.exists() and child.poll() is None:
-            time.sleep(0.02)
-        mergers = psutil.Process(child.pid).children(recursive=True)
-    finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    assert child.returncode == -signal.SIGKILL
-    assert partial.exists() and not export.exists()
-    assert psutil.wait_procs(mergers, timeout=60)[1] == []
-    assert merge(tmp_path / "ck", merged.start) == export
-    assert (
-        load_file(export / "model.safetensors").keys()
-        == load_file(merged.export / "model.safetensors").keys()
-    )
-    assert not partial.exists()
-
-
 def test_the_shards_of_two_processes_are_put_together(tmp_path: Path, start: Path) -> None:
     state = moved(state_of(start), lambda half: half * 1.02)
     save_run(tmp_path / "solver_iter1", start, state, world=2)
@@ -510,16 +482,6 @@ def test_a_model_larger_than_the_memory_is_compared_by_its_weights_alone(
     check = check_export(FsdpCheckpoint(merged.run), merged.export)
     assert (check.texts, check.max_log_prob_difference) == (0, None)
     assert check.skipped is not None and "GiB of memory" in check.skipped
-
-
-def test_a_change_that_bf16_can_hold_survives_the_export(tmp_path: Path, merged: Merged) -> None:
-    run = save_run(tmp_path / "run", merged.start, moved(state_of(merged.start), lambda half: half * 1.02))
-    model = AutoModelForCausalLM.from_pretrained(merged.start, dtype=torch.float32)
-    model.load_state_dict(moved(state_of(merged.start), lambda half: half * 1.02))
-    model.to(torch.bfloat16).save_pretrained(tmp_path / "export")
-    change = measure_change(FsdpCheckpoint(run), tmp_path / "export", merged.start)
-    assert change.trained.share == change.exported.share == pytest.approx(0.5, abs=1e-3)
-    assert change.kept == pytest.approx(1.0, abs=0.05)
 
 
 def test_a_model_that_did_not_move_says_so(tmp_path: Path, merged: Merged) -> None:

@@ -7,11 +7,6 @@ others play questions alone. In the second tier the command is killed and run ag
 import asyncio
 import io
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -31,7 +26,6 @@ from data.selection import prompts_by_index
 from drzero.cli import main
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.demo_world import demo_notice, is_demo_corpus, is_demo_policy
-from drzero.preflight.finding import PreflightFailed
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.overrides import OverrideError
 from drzero.runs.report.trajectories import read_trajectories
@@ -44,8 +38,6 @@ from drzero.stages.synthesize import Sample, missing_samples, play_samples, samp
 from search.sources.corpus import Corpus
 from verl_ext.method.prompts import challenger_messages
 
-ROOT = Path(__file__).resolve().parents[2]
-RUN_LIMIT_S = 300
 ATTEMPTS, ROWS = 5, 12
 
 
@@ -307,14 +299,6 @@ def test_what_an_endpoint_cuts_short_is_lost_and_counted_not_scored(
     assert all(record["reward"]["valid"] for record in kept)
 
 
-def test_an_endpoint_with_several_models_wants_one_named(config: DictConfig, start_peer: StartPeer) -> None:
-    models = {"/v1/models": {"data": [{"id": "one"}, {"id": "two"}]}}
-    peer = start_peer("/v1/chat/completions", lambda _: 500, models)
-    config.endpoint, config.endpoint_model = peer.url, None
-    with pytest.raises(PreflightFailed, match=r"has the models one, two: choose one with endpoint_model="):
-        chat_model(config)
-
-
 def test_synthesize_samples_from_an_endpoint_too(
     start_peer: StartPeer, tmp_path: Path, key_in_the_environment: None
 ) -> None:
@@ -369,25 +353,3 @@ def row_of_training(row: dict[str, Any], doc_id: str) -> dict[str, Any]:
     info = row["extra_info"] | {"split": "train", "question": None}
     about = {"corpus_id": "tests", "generator_checkpoint": None, "seed": 1, "trajectory": None}
     return training_row("search_zero_1", row["prompt"], None, info, about)
-
-
-@pytest.mark.slow("two starts of the command; the journal's resume is tested without them")
-def test_a_killed_preview_resumes(tmp_path: Path, key_in_the_environment: None) -> None:
-    with scripted_endpoint(delay_s=0.2) as endpoint:
-        arguments = [*arguments_for(tmp_path, endpoint.url), "solver.concurrency=1"]
-        journal = tmp_path / "runs" / "preview" / "samples.jsonl"
-        command = [sys.executable, "-m", "drzero.cli", "preview", *arguments]
-        killed = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        deadline = time.monotonic() + RUN_LIMIT_S
-        while not journal.is_file() or len(journal.read_bytes().splitlines()) < 4:
-            assert killed.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        killed.send_signal(signal.SIGKILL)
-        killed.wait(10)
-        kept = journal.read_bytes()
-        whole = kept[: kept.rfind(b"\n") + 1]
-        assert len(whole.splitlines()) < ROWS + 1, "it was killed too late to show anything"
-        assert main(["preview", *arguments]) == 0
-        assert journal.read_bytes().startswith(whole)
-        records = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
-        assert sorted(record["prompt_index"] for record in records) == list(range(ROWS))

@@ -26,12 +26,6 @@ def composed(stage: str, *overrides: str) -> DictConfig:
     return resolve(compose_stage(stage, ["hardware=cpu", *overrides]))
 
 
-def test_one_shard_is_the_index_of_before(tmp_path: Path) -> None:
-    config = composed("serve_search", f"chroma.path={tmp_path}")
-    assert index_of(config) == ChromaIndex(ShardLayout.parse([tmp_path], "corpus", 1))
-    assert "--shards" not in retrieval_spec(config).command
-
-
 def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_names() -> None:
     config = composed(
         "serve_search",
@@ -76,17 +70,6 @@ def test_a_quota_counts_the_largest_shard_and_not_the_mean_one() -> None:
         require_room(
             Planned(size, size.chunks, size.text_bytes, 1, 0), config, declared_machine(config, starting=True)
         )
-
-
-def test_folders_have_no_quotas(tmp_path: Path) -> None:
-    limits = (
-        f"chroma.path={tmp_path}",
-        "chroma.quota.reads=1",
-        "chroma.quota.records=1",
-        "chroma.quota.page=1",
-    )
-    (place,) = places_of(composed("serve_search", "retrieval.port=8123", *limits))
-    assert place.quota == Quota()
 
 
 def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path: Path) -> None:

@@ -1,84 +1,40 @@
 """The real solver stage with a tiny model: two steps of GRPO, each validated.
 
-In the first tier it is the solver of `launched_loop`, trained on what synthesize wrote. The second adds a run
-alone, on rows of our own, and the same run cut by a stop time. The policy gives one of two answers by heart
-(`tiny_model.save_speaking_model`), so that answers to one question differ in reward.
+It is the solver of `launched_loop`, trained on what synthesize wrote. The policy gives one of two answers by
+heart (`tiny_model.save_speaking_model`), so that answers to one question differ in reward.
 """
 
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import Prepared
 from data_order import unbroken_order
 from launched_loop import LaunchedLoop
-from solver_rows import write_questions
 from stage_run import (
     RUN_LIMIT_S,
     Run,
-    assert_nothing_left,
     checkpoint_weights,
     dumped_order,
-    run_stage,
-    stop_after_first_step,
 )
 from transformers import AutoModelForCausalLM
 
-from drzero.cli import main
-from drzero.recipe.metrics import read_metrics
 from drzero.stages.result import read_result
-from verl_ext.artefacts import LOG_VARIABLE
-from verl_ext.checkpoints import saved_step
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import Trajectory
-from verl_ext.stop_time import STOP_VARIABLE
 
-BATCH, GROUP, VALIDATION = 4, 3, 6
-ANSWERS = ("Vell", "nobody")
 pytestmark = pytest.mark.timeout(2 * RUN_LIMIT_S)
 
 
 @pytest.fixture(scope="module")
-def arguments(
-    prepared: Prepared, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> list[str]:
-    """The command of a run on ten questions, with its data where synthesize would have put it."""
-    checkpoints = tmp_path_factory.mktemp("checkpoints")
-    write_questions(checkpoints, 10, VALIDATION, ANSWERS)
-    return [
-        *prepared.overrides(checkpoints, speaking_model)[:-1],
-        *("steps_per_iteration=2", f"data.train_batch_size={BATCH}", f"actor_rollout_ref.rollout.n={GROUP}"),
-        *("trainer.save_freq=1", "trainer.test_freq=1", "actor_rollout_ref.actor.optim.lr=1e-3"),
-        # A question's micro-batch is not whole: 12 rows by 4, of 3 answers each.
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
-    ]
-
-
-@pytest.fixture(scope="module")
-def alone(arguments: list[str]) -> Run:
-    """A run of two steps, on the ten questions."""
-    checkpoints = next(Path(a.partition("=")[2]) for a in arguments if a.startswith("paths.checkpoints"))
-    run = run_stage("solver", arguments, checkpoints / "solver_iter1")
-    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
-    return run
-
-
-second_run = pytest.mark.slow("a start of its own: the solver of `launched_loop` is a real run as well")
-
-
-@pytest.fixture(scope="module", params=["in the loop", pytest.param("alone", marks=second_run)])
-def trained(request: pytest.FixtureRequest) -> Run:
+def trained(launched_loop: LaunchedLoop) -> Run:
     """A finished run of two steps."""
-    if request.param == "alone":
-        return cast(Run, request.getfixturevalue("alone"))
-    loop: LaunchedLoop = request.getfixturevalue("launched_loop")
-    assert loop.done.code == 0, loop.done.stdout[-6000:] + loop.done.stderr
-    return loop.run("solver_iter1")
+    assert launched_loop.done.code == 0, launched_loop.done.stdout[-6000:] + launched_loop.done.stderr
+    return launched_loop.run("solver_iter1")
 
 
 @pytest.fixture(scope="module")
@@ -190,112 +146,9 @@ def test_the_data_is_drawn_in_the_order_of_an_unbroken_run(trained: Run) -> None
     assert dumped_order(trained, (1, 2)) == drawn
 
 
-@second_run
-def test_no_solver_server_is_started(alone: Run) -> None:
-    assert not any("api_server" in command for command in alone.watch.processes.values())
-    assert_nothing_left(alone)
-
-
-@second_run
-def test_validation_is_greedy(alone: Run) -> None:
-    """One question and one answer to it: half of the targets are met, or none."""
-    assert {step["drzero/val/em"] for step in read_metrics(alone.folder).values()} <= {0.0, 0.5}
-
-
 def announced(folder: Path) -> list[str]:
     lines = (folder.parent / "announced.jsonl").read_text().splitlines()
     return [str(Path(json.loads(line)["path"]).relative_to(folder)) for line in lines]
 
 
 again = pytest.mark.slow("two more starts; the challenger's test cuts and resumes a run in the first tier")
-
-
-@pytest.fixture(scope="module")
-def cut(arguments: list[str], alone: Run) -> Run:
-    """The same run, which saves at its end alone, with time for its start and its first step and no other."""
-    folder = alone.folder.parent / "cut"
-    env = {
-        STOP_VARIABLE: str(stop_after_first_step(alone)),
-        LOG_VARIABLE: str(folder.parent / "announced.jsonl"),
-    }
-    return run_stage("solver", [*arguments, "run.name=cut", "trainer.save_freq=2"], folder, env=env)
-
-
-@again
-def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(cut: Run) -> None:
-    assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
-    reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
-    assert len(reported) == 1 and reported[0].startswith(
-        "drzero solver: out of time after step 1 of 2: another step"
-    )
-    assert reported[0].endswith("; rerun to resume") and "Traceback" not in cut.err
-
-
-@again
-def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(cut: Run) -> None:
-    assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
-    assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
-    assert_nothing_left(cut)
-
-
-@again
-def test_what_was_whole_by_then_was_announced(cut: Run) -> None:
-    assert announced(cut.folder) == ["dumps/step_0001.jsonl", "global_step_1"]
-
-
-@again
-def test_it_is_no_failure_to_drzero_diagnose(cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diagnose", str(cut.folder)]) == 0
-    assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
-    (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
-    assert (event["component"], event["step"]) == ("trainer", 1)
-
-
-@again
-def test_the_validation_of_its_step_has_not_been_waited_for(cut: Run) -> None:
-    steps = read_metrics(cut.folder)
-    assert ["drzero/val/em" in steps[step] for step in (0, 1)] == [True, False]
-
-
-@pytest.fixture(scope="module")
-def resumed(arguments: list[str], cut: Run) -> Run:
-    """The same command once more, after all that reads what the first has left; now without a stop time."""
-    env = {LOG_VARIABLE: str(cut.folder.parent / "announced.jsonl")}
-    run = run_stage("solver", [*arguments, "run.name=cut", "trainer.save_freq=2"], cut.folder, env=env)
-    assert run.code == 0, run.err[-3000:] + run.out[-6000:]
-    return run
-
-
-@again
-def test_a_rerun_makes_the_steps_that_are_left_and_no_other(resumed: Run) -> None:
-    steps = [line["step"] for line in resumed.lines("metrics/attempt_002.jsonl")]
-    assert steps == [1, 2]  # the first is the validation that the cut has put off
-    assert json.loads((resumed.folder / "summary.json").read_text())["figures"]["steps"] == 2
-
-
-@again
-def test_the_validation_that_the_cut_put_off_is_made_up_for(resumed: Run) -> None:
-    steps = read_metrics(resumed.folder)
-    assert [steps[step]["drzero/val/rows"] for step in (0, 1, 2)] == [VALIDATION] * 3
-
-
-@again
-def test_a_run_in_two_parts_draws_the_data_of_the_uncut_one(alone: Run, resumed: Run) -> None:
-    assert dumped_order(resumed, (1, 2)) == dumped_order(alone, (1, 2))
-
-
-def results(folder: Path) -> set[str]:
-    """What a run leaves for others; its metrics and logs are one more a start."""
-    places = ("dumps/*", "global_step_*/**/*", "*.json", "*.yaml", "*.txt")
-    return {str(path.relative_to(folder)) for place in places for path in folder.glob(place)}
-
-
-@again
-def test_a_run_in_two_parts_leaves_the_files_of_the_uncut_one(alone: Run, resumed: Run) -> None:
-    assert results(resumed.folder) == results(alone.folder)
-
-
-@again
-def test_the_second_part_announces_its_own_then_the_result_and_at_last_the_page(resumed: Run) -> None:
-    ours = ["dumps/step_0002.jsonl", "global_step_2", "result.json", "report.html"]
-    assert announced(resumed.folder)[2:] == ours

@@ -7,19 +7,14 @@ heart (`tiny_model.save_speaking_model`). In the second tier it is killed and ru
 import asyncio
 import io
 import json
-import os
 import random
 import re
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -43,12 +38,10 @@ from data.parquet_io import write_training_rows
 from data.selection import Selection, select
 from drzero.cli import main
 from drzero.ops.errors import OutOfTime
-from drzero.ops.process.lock import AlreadyRunning, HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.inputs import check_challenger, check_prompts, partition_rows
 from drzero.preflight.machine import Machine
-from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_plain, compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint
@@ -76,7 +69,6 @@ from verl_ext.stop_time import STOP_VARIABLE
 QUESTION = "<question>Who founded the town?</question><answer>Vell</answer>"
 
 
-ROOT = Path(__file__).resolve().parents[2]
 RUN_LIMIT_S = 300
 FILES = ("train.parquet", "val.parquet", "rejects.jsonl", "report.json")
 JUDGING = ("evidence", "hops", "integrity", "duplicates", "near_duplicates")
@@ -245,17 +237,6 @@ def test_a_rerun_asks_only_for_what_is_missing(
     assert {request["seed"] for request in seen()} == seeds
 
 
-def test_more_samples_can_be_asked_for_later(
-    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
-) -> None:
-    rows, path = rows_of(config, 1), tmp_path / "samples.jsonl"
-    seen = serve(config, start_peer, lambda _: says(QUESTION))
-    play(config, tokenizer, rows, path)
-    config.samples = 7
-    _, records = play(config, tokenizer, rows, path)
-    assert (len(records), len(seen())) == (7, 7)
-
-
 def asks_by_seed(request: dict[str, Any]) -> dict[str, Any]:
     """A model whose questions follow from the seed, as a served one's do."""
     return says(f"<question>Who founded town {request['seed'] % 7}?</question><answer>Vell</answer>")
@@ -366,10 +347,6 @@ def context(config: DictConfig) -> CheckContext:
     return CheckContext(config, "synthesize", here, True, False, Readings())
 
 
-def test_prompts_of_the_collection_are_accepted(config: DictConfig) -> None:
-    check_prompts(context(config))
-
-
 @pytest.mark.parametrize(("field", "value"), [("doc_id", "unheard-of"), ("document", "Another town.")])
 def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(
     config: DictConfig, tmp_path: Path, field: str, value: str
@@ -472,17 +449,6 @@ def records_in(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-def start_stage(arguments: list[str], output: Path) -> subprocess.Popen[bytes]:
-    with output.open("ab") as out:
-        return subprocess.Popen(
-            [sys.executable, "-m", "drzero.cli", "synthesize", *arguments],
-            cwd=ROOT,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-
 @dataclass(frozen=True)
 class Run:
     """A finished stage: its folder, and what it printed."""
@@ -499,28 +465,6 @@ def finished(arguments: list[str], checkpoints: Path) -> Run:
         code = main(["synthesize", *arguments])
     assert code == 0, out.getvalue()[-3000:]
     return Run(checkpoints / "tiny", out.getvalue())
-
-
-@pytest.mark.slow("two more starts; `launched_loop` is preempted amid its samples as well")
-def test_a_killed_run_keeps_its_samples_and_the_next_one_draws_the_rest(
-    arguments: list[str], checkpoints: Path
-) -> None:
-    """Killed with SIGKILL after a third of its samples, then run to its end."""
-    arguments = [*arguments, "run.name=killed"]
-    journal, output = checkpoints / "killed" / "samples.jsonl", checkpoints / "killed.out"
-    deadline = time.monotonic() + RUN_LIMIT_S
-    killed = start_stage(arguments, output)
-    while len(records_in(journal)) < 20:
-        assert killed.poll() is None and time.monotonic() < deadline, output.read_text()[-3000:]
-        time.sleep(0.05)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait(10)
-    kept = journal.read_bytes()
-    assert len(records_in(journal)) < 60, "it was killed too late to show anything"
-    assert start_stage(arguments, output).wait(RUN_LIMIT_S) == 0, output.read_text()[-3000:]
-    assert journal.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
-    wanted = [(index, number) for index in range(0, 60, 5) for number in range(5)]
-    assert keys(records_in(journal)) == wanted
 
 
 def prompts_in(folder: Path) -> tuple[list[int], list[int]]:
@@ -711,11 +655,6 @@ def test_samples_of_other_work_are_not_mixed_in(finished: Run, config: DictConfi
         judge_again(config, finished)
 
 
-def test_a_second_run_of_one_folder_is_refused(config: DictConfig) -> None:
-    with HeldLock(Path(config.run.dir) / "lock"), pytest.raises(AlreadyRunning, match="in use by process"):
-        run_synthesize(config)
-
-
 def test_a_report_without_a_benchmark_says_so_where_contamination_is_counted(
     config: DictConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -724,18 +663,6 @@ def test_a_report_without_a_benchmark_says_so_where_contamination_is_counted(
     assert report["gates"]["contamination"] == {"judged": 0, "refused": 0, "note": "no benchmark given"}
     print_report(report, "tiny")
     assert re.search(r"contamination +0 +0 +no benchmark given", capsys.readouterr().out)
-
-
-@pytest.mark.skipif(find_spec("sglang") is not None, reason="where SGLang is installed it may be asked for")
-def test_the_rollout_engine_of_training_need_not_be_installed(config: DictConfig) -> None:
-    def wants_sglang() -> bool:
-        report = preflight(config, "synthesize", starting=True)
-        return any("SGLang" in finding.why for finding in report.errors)
-
-    OmegaConf.update(config, "actor_rollout_ref.rollout.name", "sglang")
-    assert not wants_sglang()
-    config.solver.engine = "sglang"
-    assert wants_sglang()
 
 
 def test_a_prompts_file_of_another_project_is_refused_naming_what_its_rows_lack(

@@ -232,8 +232,3 @@ def test_a_rejected_parameter_is_renamed_or_dropped(monkeypatch: pytest.MonkeyPa
     assert played.finished and played.answer
     assert chat.left_out == {"temperature"} and chat.failed_requests == 0
     assert "max_completion_tokens" in server.requests[-1] and "max_tokens" not in server.requests[-1]
-
-
-def test_another_kind_of_server_is_named() -> None:
-    with scripted_endpoint() as server, pytest.raises(SolverServerError, match=r"does not have the model"):
-        attempt(Peer(server.url.removesuffix("/v1") + "/elsewhere"))

@@ -206,13 +206,6 @@ def test_a_turn_without_answer_or_with_a_cut_ends_the_attempt(serve: Serve) -> N
     assert (attempt.finished, attempt.answer) == (True, None)
 
 
-def test_an_invalid_call_is_explained_and_not_searched(serve: Serve) -> None:
-    script, library = serve(says("<tool_call>Ostrel</tool_call>"), says(ANSWER_TURN)), Library()
-    (attempt,) = play(script.url, library=library)
-    assert "Error: the call is not JSON." in TOKENIZER.decode(script.requests[1]["prompt"])
-    assert (attempt.finished, attempt.searches, library.asked) == (True, 0, [])
-
-
 def test_the_turn_limit_leaves_the_last_call_unanswered(serve: Serve) -> None:
     library = Library()
     (attempt,) = play(serve(says(SEARCH_TURN)).url, library=library, max_turns=3)
@@ -300,9 +293,3 @@ def test_attempts_run_side_by_side(serve: Serve) -> None:
 
     attempts = play(serve(by=reply).url, 2, retries=20)
     assert [attempt.answer for attempt in attempts] == ["Kestmoor", "Kestmoor"]
-
-
-def test_one_attempts_failure_does_not_affect_the_others(serve: Serve) -> None:
-    script = serve(by=lambda request, _: 500 if request["seed"] == 1 else says(ANSWER_TURN))
-    attempts = play(script.url, 3, seed=0, retries=0)
-    assert [attempt.finished for attempt in attempts] == [True, False, True]

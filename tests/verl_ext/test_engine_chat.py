@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from served_model import served_model
@@ -221,8 +220,3 @@ def test_no_piece_of_a_call_or_a_stop_string_is_sent_early(form: str, smollm2_to
     assert "".join(pieces) == stream.sent == "Ø 3 < 4, then"
     plain = TextStream(smollm2_tokenizer, True, (), ())
     assert "".join(plain.push(token) for token in smollm2_tokenizer.encode(text)) == text
-
-
-def test_a_request_without_a_body_is_refused(url: str) -> None:
-    response = httpx.post(f"{url}/chat/completions", content=b"")
-    assert response.status_code == 400 and response.json()["error"]["message"]

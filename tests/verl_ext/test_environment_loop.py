@@ -15,7 +15,7 @@ from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from environments.conversation import Conversation
-from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids
+from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
 
 SUMS = '''
@@ -256,12 +256,6 @@ def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer: Any, f
 def test_the_tasksets_turns_are_a_limit(tokenizer: Any, folder: Path) -> None:
     output, engine = roll_out(tokenizer, folder, TASK, *[add(2, 3)] * 4)
     assert (len(engine.inputs), reward(output)["ended"], output.reward_score) == (3, "turns", 0.0)
-
-
-def test_a_tool_turn_has_the_ids_of_the_search_loop(tokenizer: Any) -> None:
-    for ids in ([5, tokenizer.eos_token_id], [5], []):
-        tools = [{"role": "tool", "content": text} for text in ("one", "two\nlines")]
-        assert next_turn_ids(tokenizer, ids, tools) == tool_turn_ids(tokenizer, ids, ["one", "two\nlines"])
 
 
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}

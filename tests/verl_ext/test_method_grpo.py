@@ -1,7 +1,6 @@
 """GRPO advantages: veRL's where every row counts, and their invariants elsewhere."""
 
 import math
-from random import Random
 
 import numpy as np
 import pytest
@@ -55,22 +54,10 @@ def test_invalid_rows_get_nothing_and_influence_nothing(rows: list[Row], garbage
     assert all(value == 0 for value, row in zip(result, rows, strict=True) if not row[2])
 
 
-@given(ROWS, st.randoms())
-def test_the_order_of_rows_does_not_matter(rows: list[Row], random: Random) -> None:
-    order = list(range(len(rows)))
-    random.shuffle(order)
-    np.testing.assert_allclose(advantages([rows[i] for i in order]), advantages(rows)[order], atol=1e-9)
-
-
 def test_one_row_and_equal_rewards_have_advantage_zero() -> None:
     assert advantages([(1.0, "a", True), (0.0, "a", False), (1.0, "b", True), (0.0, "b", True)])[0] == 0
     # A third is not exact in floating point, and neither are mean and deviation of equal ones.
     np.testing.assert_array_equal(group_advantages([1 / 3] * 7, ["a"] * 7, [True] * 7), 0)
-
-
-def test_the_deviation_is_the_samples() -> None:
-    result = group_advantages([0, 1], ["a", "a"], [True, True])
-    np.testing.assert_allclose(result, [-(0.5**0.5), 0.5**0.5], atol=1e-5)
 
 
 def test_a_reward_that_is_not_finite_is_refused_by_row() -> None:
@@ -92,8 +79,3 @@ def test_hop_counts_share_an_update_equally(rows: list[tuple[float, int]]) -> No
         own = np.abs(result[hops == hop]).sum()
         assert own == pytest.approx(np.abs(given_sizes).sum() / len(shares))
     np.testing.assert_array_equal(np.sign(result), np.sign(given_sizes))
-
-
-@given(st.lists(REWARDS, min_size=1))
-def test_a_single_hop_count_is_left_alone(values: list[float]) -> None:
-    np.testing.assert_allclose(hop_balanced(np.array(values), [2] * len(values)), values)

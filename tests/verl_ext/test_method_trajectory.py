@@ -33,7 +33,3 @@ def test_only_answered_valid_calls_are_searches() -> None:
     assert trajectory.searches == (answered,)
     assert [call for call in trajectory.calls if call.valid] == [answered, *others[1:]]
     assert trajectory.failed_calls == others[2:]
-
-
-def test_an_empty_trajectory_has_no_final_text() -> None:
-    assert Trajectory().final_text == ""

@@ -126,11 +126,6 @@ def test_a_search_is_a_turn_with_the_text_as_shown(tokenizer: Any, url: str) -> 
     assert output.prompt_ids == prompt
 
 
-def test_equal_calls_of_one_turn_are_each_answered(tokenizer: Any, url: str) -> None:
-    output, _ = roll_out(tokenizer, url, VELL * 2, FINAL, cap=200)
-    assert len(trajectory(output).searches) == 2 and output.extra_fields["token_drift"] == 0
-
-
 def test_an_engine_that_returns_no_token_loses_the_rollout(tokenizer: Any, url: str) -> None:
     with pytest.raises(RuntimeError, match="returned no token"):
         roll_out(tokenizer, url, FINAL, cap=0)

@@ -66,13 +66,6 @@ def test_a_busy_service_that_recovers_in_time_is_no_failure() -> None:
     assert len(busy.requests) == 3
 
 
-def test_a_service_that_stays_busy_spoils_the_sample() -> None:
-    with serving((503, {"detail": "the queue is full"}), retry_after="1") as busy:
-        text, outcome = search(busy.url, ["one"], deadline_s=2.0)
-    assert text == "Search is unavailable at the moment."
-    assert outcome["failed"] and "HTTP 503: the queue is full" in outcome["error"]
-
-
 @pytest.mark.parametrize(
     ("status", "detail"), [(413, "the body is longer than 9 bytes"), (422, "too long - at `$.queries[...]`")]
 )

@@ -28,7 +28,6 @@ from verl_ext.sglang.compat import (
     ROLLOUT,
     SERVER,
     SOLVER_ARGUMENTS,
-    missing_in,
 )
 from verl_ext.sglang.source import Source
 
@@ -237,29 +236,6 @@ def test_an_installed_sglang_is_refused_in_one_line_and_never_imported(tmp_path:
 def run(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-def test_a_package_that_has_everything_lacks_nothing(tmp_path: Path) -> None:
-    modules: dict[str, list[str]] = {}
-    for need in NEEDS:
-        if need.kind != "symbol":
-            continue
-        module, _, path = need.name.partition(":")
-        name, _, attribute = path.partition(".")
-        body = f"class {name}:\n    {attribute or 'x'}: int = 1" if attribute else f"{name} = 1"
-        modules.setdefault(module.removeprefix("sglang.").replace(".", "/"), []).append(body)
-    # Several attributes of one class are one class.
-    fields = "\n    ".join(
-        f"{need.name.rpartition('.')[2]}: int" for need in NEEDS if "CompletionRequest" in need.name
-    )
-    modules["srt/entrypoints/openai/protocol"] = [f"class CompletionRequest:\n    {fields}"]
-    routes = [need.name for need in NEEDS if need.kind == "route"]
-    modules["srt/entrypoints/http_server"].append(f"ROUTES = {routes}")
-    arguments = [f"--{need.name.replace('_', '-')}" for need in NEEDS if need.kind == "argument"]
-    modules["srt/server_args"].append(f"FLAGS = {arguments}")
-    modules["srt/observability/metrics_collector"] = ["NAME = 'sglang:generation_tokens_total'"]
-    made = package(tmp_path, {name: "\n".join(bodies) for name, bodies in modules.items()})
-    assert missing_in(made) == []
 
 
 def test_the_list_is_read_without_sglang_verl_or_torch() -> None:

@@ -123,12 +123,6 @@ def test_drift_is_counted_in_invalid_rows_too() -> None:
     assert metrics["drzero/rollout/token_drift_rate"] == pytest.approx(1 / 5)
 
 
-def test_a_step_of_failures_alone_still_has_metrics() -> None:
-    metrics = all_metrics([row(2, FAILED, valid=False)], 2)
-    assert metrics["drzero/failures/share"] == 1.0
-    assert metrics["drzero/rollout/rows"] == metrics["drzero/reward/score"] == 0.0
-
-
 def answer(prompt: str, score: float, hop: int = 0, text: str | None = "x", valid: bool = True) -> StepRow:
     reward = {"score": score, "f1": (1 + score) / 2, "answer": text, "valid": valid}
     turns = Trajectory((Turn("t"),))

@@ -184,10 +184,6 @@ def test_rows_are_read_back_in_the_order_of_the_batch(queue: None) -> None:
     assert [row.counts for row in rows] == [valid and not padding for _, _, valid, padding in STEP]
 
 
-def test_a_step_with_few_failures_continues(queue: None) -> None:
-    trainer(batch_size=7)._compute_advantage(put_step("few"), {})
-
-
 def test_a_step_with_many_failures_is_stopped_with_its_causes(queue: None) -> None:
     with pytest.raises(TooManyFailures) as stopped:
         trainer(batch_size=10)._compute_advantage(put_step("many"), {})
@@ -273,11 +269,6 @@ def test_a_validation_with_many_failures_is_stopped_with_its_causes() -> None:
     assert "validation after step 3: 50% of 4 rollouts" in message
     assert "1 raised in the agent loop" in message
     assert "1 are invalid, the first because: ['down']" in message
-
-
-def test_a_validation_without_valid_rows_has_no_score() -> None:
-    metrics = validate(VALIDATED | {"valid": [False] * 3}, limit=1.0)
-    assert metrics == {"drzero/val/rows": 0, "drzero/val/failed": 4}
 
 
 @pytest.mark.parametrize("kind", [HrpoSync, GrpoSync])
