@@ -25,9 +25,17 @@ CAUSES: tuple[Cause, ...] = (
         "make room, then rerun: it resumes at the last checkpoint",
     ),
     Cause(
+        "the machine is out of memory",
+        # Ray's monitor kills its own workers; the kernel kills anybody.
+        r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|node running low on memory"
+        r"|oom-kill|killed pid \d+ for lack of memory",
+        "close other programs (`drzero preflight` names the largest), or lower batches and lengths, then "
+        "rerun: it resumes at the last checkpoint",
+        culprit="this machine's memory",
+    ),
+    Cause(
         "out of memory",
-        r"CUDA out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|bad_alloc|memory pressure"
-        r"|running low on memory|oom-kill|killed pid \d+ for lack of memory",
+        r"CUDA out of memory|OutOfMemoryError|MemoryError|Cannot allocate memory|bad_alloc",
         "smaller micro-batches, shorter responses, or a smaller share of the GPU for the engines",
     ),
     Cause(
@@ -75,7 +83,8 @@ CAUSES: tuple[Cause, ...] = (
     ),
     Cause(
         "worker died",
-        r"ActorDiedError|ActorUnavailableError|WorkerCrashedError|died unexpectedly|RayActorError",
+        r"ActorDiedError|ActorUnavailableError|WorkerCrashedError|died unexpectedly|RayActorError"
+        r"|A worker died or was killed|[1-9]\d* Workers crashed due to other reasons",
         "a worker process of the trainer died, most often for lack of memory: see the lines before",
     ),
 )

@@ -15,6 +15,7 @@ from drzero.ops.process.logs import EventLog
 from drzero.ops.records import OUT_OF_TIME
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.watchdog.collect import error_lines
+from drzero.ops.watchdog.diagnosis import GONE
 from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan
 
 
@@ -33,6 +34,10 @@ class NothingDone(ChildError):
 class Stalled(ChildError):
     """The main command stalled and was stopped. The message names the culprit."""
 
+    def __init__(self, message: str, failed: Child, pattern: str = "") -> None:
+        super().__init__(message, failed)
+        self.pattern = pattern
+
 
 def run_supervised(
     main: Command,
@@ -43,8 +48,8 @@ def run_supervised(
 ) -> int:
     """Run `main` to its end inside an entered `services` group and return 0. Its process tree then has ended.
 
-    Raises Unfinished, ChildFailed, NothingDone (if a phase must begin), Stalled (unless the stall action is
-    `report`), and the errors of `ServiceGroup.check` and `NodeWatch.check`.
+    Raises Unfinished, ChildFailed, NothingDone (if a phase must begin), Stalled (if the stall action is
+    `report` only for a lost worker), and the errors of `ServiceGroup.check` and `NodeWatch.check`.
     """
     events = services.events
     child = Child(main, grace_s)
@@ -115,11 +120,14 @@ def _until_its_end(
             raise _failed(child, code, services, watchdog)
         if watchdog:
             watchdog.warn_if_stuck()
-        if watchdog and watchdog.plan.stall_action != "report" and (found := watchdog.diagnosis):
+        found = watchdog.diagnosis if watchdog else None
+        # A run that has lost a worker can only stand still, whatever the stall action.
+        if watchdog and found and (watchdog.plan.stall_action != "report" or found.pattern == GONE):
             raise Stalled(
                 f"the run stalled and was stopped: {found.sentence}. Culprit: {found.culprit}. "
                 f"{found.advice}. Report: {watchdog.report}",
                 child,
+                found.pattern,
             )
         time.sleep(0.25)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
-from drzero.ops.resources.cgroup import memory_limit
+from drzero.ops.resources.cgroup import memory_free, memory_limit
 from drzero.ops.resources.gpu import Gpus, gpus_here
 from drzero.ops.text import did_you_mean
 from drzero.preflight.finding import refusal
@@ -25,6 +25,8 @@ class Machine:
     nodes: int
     host_gib: float | None
     usd_per_hour: float = 0.0
+    free_gib: float | None = None
+    """What other programs leave of `host_gib` now. None if the machine may not be this one."""
 
     def __str__(self) -> str:
         gpus = f"{self.gpus} × {self.gpu.name}" if self.gpu else "no GPU"
@@ -38,7 +40,7 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
     is_local = compute.provider == "local"
     host_gib = compute.memory / 1024 if compute.memory else None
     hired = known_gpu("compute.type", compute.type)
-    price = 0.0
+    price, free_gib = 0.0, None
     if not is_local or hired:
         one = usd_per_hour(hired, compute.count or 0, compute.cpu or 0, host_gib or 0.0, compute.region)
         price = declared.nodes * one
@@ -49,10 +51,10 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
         found = gpu_of_this_machine() if uses_gpus and is_here and not hired else None
         gpu = (hired or found or known_gpu("machine.gpu", declared.gpu)) if uses_gpus else None
         if host_gib is None and is_here:
-            host_gib = memory_limit() / 2**30
+            host_gib, free_gib = memory_limit() / 2**30, memory_free() / 2**30
     else:
         gpu, gpus, is_here = hired, compute.count or 0, starting
-    return Machine(is_local, is_here, gpu, gpus if gpu else 0, declared.nodes, host_gib, price)
+    return Machine(is_local, is_here, gpu, gpus if gpu else 0, declared.nodes, host_gib, price, free_gib)
 
 
 def gpu_of_this_machine() -> GpuType | None:

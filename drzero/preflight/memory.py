@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from omegaconf import OmegaConf
 
+from drzero.ops.resources.others import largest_others
 from drzero.preflight.batch import longest_row, micro_batch_key
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
@@ -36,6 +37,12 @@ _CERTAIN = ("weights", "gradients", "Adam")
 """Items that do not depend on sequence length."""
 _OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits", "head", "mask")
 """The actor's items that depend on it."""
+
+
+_RAY_RESERVE = 0.05
+"""Share of a machine's memory that Ray's memory monitor keeps free (RAY_memory_usage_threshold)."""
+_OF_LENGTH = (*_OF_SEQUENCES, "KV cache")
+"""All that lengths and batches change."""
 
 
 def stage_ledger(ctx: CheckContext) -> Ledger | None:
@@ -108,14 +115,30 @@ def _of_gpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
 def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
     if not ledger.capacity_gib:
         return
-    needed = f"at full length it takes {_largest(ledger)}"
+    needed = f"at full length the run takes {_largest(ledger)}"
     if _sum(ledger, ends=_CERTAIN) > ledger.capacity_gib:
         key = "base_model" if ctx.trains else "solver.model_path"
         yield error(key, f"the model does not fit this machine's memory: {needed}", "take a smaller model")
-    elif ledger.margin_gib < 0:
-        why = f"the machine may run out of memory: {needed}"
-        fix = f"close other programs, or lower {_smaller(ctx)} and solver.max_batch_size"
-        yield warning("memory", why, fix, value=f"{ledger.capacity_gib:.0f} GiB")
+    else:
+        total = ledger.total(ledger.worst)
+        yield from _short_of_memory(ctx, total, total - _sum(ledger, ends=_OF_LENGTH), needed)
+
+
+def _short_of_memory(ctx: CheckContext, most: float, least: float, needed: str) -> Iterator[Finding]:
+    """`least` and `most` GiB that the run takes, against what other programs leave."""
+    free, whole = ctx.machine.free_gib, ctx.machine.host_gib or 0.0
+    reserve = _RAY_RESERVE * whole if ctx.trains and free is not None else 0.0
+    room = (whole if free is None else free) - reserve
+    if most <= room:
+        return
+    why = f"the machine has {whole:.1f} GiB of memory"
+    if free is not None:
+        why += f", of which {free:.1f} are free"
+    why += f", and Ray kills workers once less than {reserve:.1f} are" if reserve else ""
+    others = largest_others() if free is not None else ""
+    fix = f"close other programs{f' ({others})' if others else ''}, or lower {_smaller(ctx)} and "
+    make = error if least > room else warning
+    yield make("memory", f"{why}; {needed}", f"{fix}solver.max_batch_size", value=f"{room:.1f} GiB")
 
 
 def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
@@ -256,3 +279,5 @@ def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
             f"({_ACTOR}.fsdp_config.optimizer_offload=false)",
             value=f"{machine.host_gib:.0f} GiB",
         )
+    else:
+        yield from _short_of_memory(ctx, wanted, 0.0, f"the run takes {wanted:.0f} GiB of host memory")

@@ -276,7 +276,9 @@ def require(config: DictConfig, stage: str) -> None:
             say("preflight", f"{finding.severity}: {finding}")
     if report.ledger and report.ledger.capacity_gib:
         left = f"{report.ledger.margin_gib:.1f} of {report.ledger.capacity_gib:.1f} GiB"
-        say("preflight", f"memory: {left} left in the worst phase ({report.ledger.worst})")
+        free = report.machine.free_gib if report.machine else None
+        now = f"; {free:.1f} GiB are free now" if free is not None else ""
+        say("preflight", f"memory: {left} left in the worst phase ({report.ledger.worst}){now}")
 
 
 @dataclass

@@ -27,6 +27,7 @@ from drzero.ops.resources.sampler import disk_free_gb
 from drzero.ops.watchdog.collect import STAGE, first_error, run_stacks
 from drzero.ops.watchdog.collectives import position_of
 from drzero.ops.watchdog.diagnosis import (
+    STARVATION,
     UNKNOWN,
     Diagnosis,
     Landmarks,
@@ -107,16 +108,19 @@ class _Look:
         return f"{self.situation.phase}{step}"
 
     def diagnosis(self) -> Diagnosis:
-        """Diagnose the stall. For a run that moves, say how a stall with these stacks would be diagnosed."""
+        """Diagnose the stall. For a run that moves, name what would be odd about its stacks in a stall."""
         if self.stall is not None:
             return diagnose(self.situation, self.landmarks)
         # An error in a log explains a stall only if it came right before it.
         found = diagnose(replace(self.situation, errors={}), self.landmarks)
-        called = f"would be reported as: {found.sentence} (culprit: {found.culprit})"
-        if found.pattern == UNKNOWN:
-            called = f"would have no known pattern; its suspect would be {found.culprit}"
-        sentence = f"no stall has been reported; one that looks like this {called}"
-        return Diagnosis(NO_STALL, self.where, sentence, found.evidence)
+        sentence, evidence = "no stall has been reported", found.evidence
+        if found.pattern == STARVATION:
+            sentence += ", and the trainer waits for its batch, as it does in every rollout"
+        elif found.pattern == UNKNOWN:
+            sentence, evidence = f"{sentence}, and nothing in its stacks is odd", ()
+        else:
+            sentence += f"; these stacks look like {found.sentence} (culprit: {found.culprit})"
+        return Diagnosis(NO_STALL, self.where, sentence, evidence)
 
 
 def _look(run: RunFolder, stage: int) -> _Look:

@@ -29,6 +29,7 @@ from drzero.ops.process.logs import EventLog
 from drzero.ops.records import EVENTS_FILE, OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
 from drzero.ops.supervisor import NothingDone, Stalled, run_supervised
+from drzero.ops.watchdog.diagnosis import ALIKE
 from drzero.preflight.data import use_train_for_missing_val
 from drzero.recipe.compose import RESOLVED, joins_cluster, verl_env, write_resolved
 from drzero.recipe.metrics import metrics_path, read_metrics, spent_tokens
@@ -109,8 +110,9 @@ def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView = no_v
 
 
 def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
-    """Run the trainer to its end. With watchdog.policy=resume, restart a stalled one from its checkpoint."""
-    resumes = config.watchdog.resumes if config.watchdog.policy == "resume" else 0
+    """Run the trainer to its end. Restart a stalled one from its checkpoint as `watchdog.policy` says."""
+    # With `report`, only the loss of a worker stops a run.
+    resumes = {"resume": config.watchdog.resumes, "report": 1, "stop": 0}[config.watchdog.policy]
     for left in range(resumes, -1, -1):
         try:
             # A restarted trainer counts from zero, so each start needs its own monitor.
@@ -128,7 +130,7 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
             _raise_if_ended_early(config, folder, services)
             raise
         except Stalled as stalled:
-            if not left:
+            if not left or stalled.pattern == ALIKE:
                 raise
             say("watchdog", f"{stalled.summary}; restarting from the last checkpoint ({left - 1} left)")
         require_time(config.run.name, START_S)

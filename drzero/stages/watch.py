@@ -95,8 +95,20 @@ LANDMARKS = Landmarks(
         (r"ray::ReferenceServer|ray::SGLang", "rollout engine"),
         (r"sglang::", "SGLang of {component}"),
         (r"ray::(SimpleStorage|TransferQueue)", "replay buffer's store"),
+        (r"/raylet/raylet |/gcs/gcs_server ", "Ray itself"),
         (r"drzero: retrieval", "retrieval"),
         (r"drzero: solver", "solver"),
+    ),
+    lasting=frozenset(
+        {
+            "the trainer's driver",
+            "training rank",
+            "rollout worker",
+            "reward worker",
+            "rollout engine",
+            "replay buffer's store",
+            "Ray itself",
+        }
     ),
     ranks=r"ray::\w*ActorRolloutRef\w*|ray::WorkerDict\w*|\brank \d+",
     # A replica's other ranks always wait in the broadcast by which SGLang distributes requests.

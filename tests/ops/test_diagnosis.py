@@ -9,7 +9,15 @@ import pytest
 from drzero.ops.flow.snapshot import FlowPoint, Snapshot, Waiting
 from drzero.ops.flow.workers import OpenCall, Worker
 from drzero.ops.watchdog.collectives import position_of
-from drzero.ops.watchdog.diagnosis import Diagnosis, ServiceFact, Situation, diagnose, loop_blocker
+from drzero.ops.watchdog.diagnosis import (
+    ALIKE,
+    GONE,
+    Diagnosis,
+    ServiceFact,
+    Situation,
+    diagnose,
+    loop_blocker,
+)
 from drzero.ops.watchdog.movement import Stall
 from drzero.ops.watchdog.stacks import Frame, Stack, Thread, group_stacks, minorities
 from drzero.stages.watch import LANDMARKS
@@ -352,6 +360,16 @@ def test_a_driver_that_waits_to_end_is_a_clean_up_deadlock() -> None:
     assert any("metrics-writer" in line and "write (metrics.py:5)" in line for line in diagnosis.evidence)
 
 
+KILLED = "the kernel killed pid 7 for lack of memory"
+RAY_KILLED = {
+    "trainer": "(raylet) node_manager.cc:2: 1 Workers (tasks / actors) killed due to memory pressure (OOM), "
+    "0 Workers crashed due to other reasons at node (ID: x) over the last time period."
+}
+CRASHED = {
+    "trainer": "(raylet) 0 Workers (tasks / actors) killed due to memory pressure (OOM), 1 Workers crashed "
+    "due to other reasons at node (ID: x) over the last time period."
+}
+GPU_FULL = {"trainer": "torch.OutOfMemoryError: CUDA out of memory"}
 NO_SPACE = {"trainer": "OSError: [Errno 28] No space left on device"}
 GARBAGE = {
     "trainer": "search.client.SearchRequestError: http://x/retrieve is no retrieval service: it answered 'x'"
@@ -363,12 +381,48 @@ GARBAGE = {
     [
         ({"phase": "save", "disk_free_gb": 0.01}, "disk full", "trainer"),
         ({"phase": "save", "errors": NO_SPACE}, "disk full", "trainer"),
-        ({"phase": "rollout", "oom_kills": 1}, "out of memory", "trainer"),
+        ({"killed": KILLED}, "the machine is out of memory", "this machine's memory"),
+        ({"errors": RAY_KILLED}, "the machine is out of memory", "this machine's memory"),
+        ({"errors": GPU_FULL}, "out of memory", "trainer"),
         ({"errors": GARBAGE}, "retrieval answers garbage", "retrieval"),
     ],
 )
 def test_known_causes_go_first(facts: dict[str, Any], pattern: str, culprit: str) -> None:
     check(diagnosed(*([] if "phase" not in facts else [DRIVER]), **facts), pattern, culprit)
+
+
+@pytest.mark.parametrize(
+    ("facts", "culprit", "said"),
+    [
+        (
+            {"errors": RAY_KILLED},
+            "this machine's memory",
+            ["close other", "chrome 9.0 GiB", "killed due"],
+        ),
+        ({"killed": KILLED}, "this machine's memory", ["the machine is out of memory", "chrome", KILLED]),
+        ({"errors": CRASHED}, "rollout worker (pid 7)", ["worker died"]),
+        (
+            {"errors": GPU_FULL},
+            "rollout worker (pid 7)",
+            ["GPU"],
+        ),
+        ({"errors": NO_SPACE}, "rollout worker (pid 7)", ["disk full", "make room"]),
+        ({}, "rollout worker (pid 7)", ["read trainer.log"]),
+    ],
+    ids=["Ray's kill", "the kernel's", "a crash", "GPU", "disk", "unknown"],
+)
+def test_a_worker_that_ended_is_named_with_the_reason(
+    facts: dict[str, Any], culprit: str, said: list[str]
+) -> None:
+    who = "rollout worker (pid 7)"
+    gone = Stall("gone", who, f"{who} ended, and nothing replaces it", 20, 15)
+    found = diagnosed(DRIVER, phase="rollout", stall=gone, others="other programs: chrome 9.0 GiB", **facts)
+    check(found, GONE, culprit, "rollout worker (pid 7) ended", *said)
+
+
+def test_groups_that_score_alike_are_no_starvation() -> None:
+    alike = Stall("alike", "buffer", "0 of 8 are there after 99 s, and 80 scored alike", 99, 0)
+    check(diagnosed(DRIVER, phase="rollout", stall=alike), ALIKE, "the tasks or the model", "80 scored alike")
 
 
 def test_a_dead_service_is_named_with_its_first_error() -> None:

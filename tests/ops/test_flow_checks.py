@@ -286,6 +286,27 @@ def test_samples_are_lost_if_two_snapshots_miss_them(before: Samples, now: Sampl
     assert not lost or "is 3 fewer" in found[0].text
 
 
+@pytest.mark.parametrize(
+    ("filtered", "have", "found"),
+    [
+        (7, 0, []),
+        (8, 0, ["groups score alike"]),
+        (40, 5, []),
+        (45, 5, ["groups score alike"]),
+        (79, 7, ["groups score alike"]),
+        (80, 7, ["groups score alike", "alike"]),
+        (80, 8, []),
+    ],
+)
+def test_groups_that_score_alike_are_an_alarm_from_one_batch_on_and_a_stall_from_ten(
+    filtered: float, have: float, found: list[str]
+) -> None:
+    waiting = replace(waits(30.0, have=have), filtered=filtered)
+    series = [snapshot(5.0 * n, waiting, rollout=point(4, out=10 + n)) for n in range(3)]
+    assert {name for name, _ in named(found_in(*series))} == set(found)
+    assert flow_stall(series[-1], WAITS_ON, PATIENCE) is None or "alike" in found
+
+
 def test_a_healthy_run_has_neither_stall_nor_symptom() -> None:
     series = [
         snapshot(

@@ -28,7 +28,7 @@ from drzero.ops.resources.sampler import Sampler
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.watchdog import stacks
 from drzero.ops.watchdog.diagnosis import Landmarks, Situation, diagnose
-from drzero.ops.watchdog.movement import NewLines, Patience, PhaseClock, Stall
+from drzero.ops.watchdog.movement import NewLines, Patience, PhaseClock, RollCall, Stall
 from drzero.ops.watchdog.report import last_line, stall_report
 from drzero.ops.watchdog.stacks import dump_stacks, parse_dump, why_unreadable
 from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan
@@ -82,6 +82,33 @@ def test_the_clock_follows_the_phases_and_the_movement_in_them(tmp_path: Path) -
     clock.read()
     # The first rollout took 100 s and was silent for 50 s at most.
     assert (clock.beat.step, clock.limit_s(), clock.entered) == (2, 100, {"rollout", "update"})
+
+
+WORKERS = {1: "rollout worker", 2: "rollout worker", 3: "reward worker"}
+
+
+@pytest.mark.parametrize(
+    ("later", "missing"),
+    [
+        (WORKERS, []),
+        ({1: "rollout worker", 3: "reward worker"}, [2]),
+        ({1: "rollout worker", 3: "reward worker", 9: "rollout worker"}, []),
+        ({3: "reward worker", 9: "rollout worker"}, [2]),
+        ({}, [1, 2, 3]),
+    ],
+    ids=["all there", "one ended", "replaced", "one replaced", "all"],
+)
+def test_a_worker_that_ended_without_a_replacement_is_a_stall(
+    later: dict[int, str], missing: list[int]
+) -> None:
+    roll = RollCall()
+    roll.take(WORKERS, 100.0)
+    roll.take(later, 105.0)
+    assert list(roll.missing) == missing and roll.stall(119.9) is None
+    assert bool(found := roll.stall(120.0)) == bool(missing)
+    assert found is None or f"(pid {missing[0]})" in found.text
+    roll.take(WORKERS | later, 125.0)
+    assert roll.stall(150.0) is None, "back again"
 
 
 def test_a_repeated_line_is_not_new(tmp_path: Path) -> None:

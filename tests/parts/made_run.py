@@ -109,7 +109,7 @@ def challenger_run(folder: Path, steps: int = 3, rows: int = 4) -> Path:
         for phase, after in (("rollout", 0), ("update", 60))
     ]
     end = STARTED + 100 * (steps + 1)
-    lines(folder / "heartbeats.jsonl", [*phases, {"time": end, "step": steps + 1, "phase": "done"}])
+    lines(folder / "heartbeats.jsonl", [*phases, {"time": end, "step": steps, "phase": "done"}])
     alarm = "collapse alarm [entropy]: 0.010 nats a token (limit 0.05): the policy hardly explores any more"
     events = [
         event(0, "start", "retrieval", "starting"),

@@ -28,6 +28,7 @@ from omegaconf import DictConfig
 from preflight_world import World, save_model_folder, write_prompts
 
 from data.parquet_io import TRAINING_SCHEMA
+from drzero.ops.resources.cgroup import memory_limit
 from drzero.ops.resources.cuda import Device, Sight
 from drzero.ops.resources.gpu import GpuSample
 from drzero.preflight import compute as compute_checks
@@ -67,7 +68,9 @@ def world(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Itera
 
 
 @pytest.fixture(autouse=True)
-def no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No secrets, and no other programs in memory."""
+    monkeypatch.setattr(machine, "memory_free", memory_limit)
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 

@@ -1,13 +1,20 @@
 """The GPUs at hand, as the memory ledger takes them."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
+from search_parts import wait_for
 
 from drzero.ops.resources.gpu import GpuSample
-from drzero.preflight import machine
+from drzero.ops.resources.others import largest_others
+from drzero.preflight import machine, memory
 from drzero.preflight.machine import declared_machine
-from drzero.recipe.compose import compose_plain, resolve
+from drzero.preflight.run import preflight
+from drzero.recipe.compose import compose_plain, compose_stage, resolve
+from drzero.stages.demo import demo_overrides
 
 
 @pytest.mark.parametrize(
@@ -43,3 +50,41 @@ def test_a_machine_that_is_rented_elsewhere_has_what_it_declares(monkeypatch: py
     monkeypatch.setattr(machine, "Gpus", lambda: SimpleNamespace(read=lambda: [sample]))
     gpu = declared_machine(config, starting=False).gpu
     assert gpu is not None and gpu.name == "H100"
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "severity", "said"),
+    [
+        (8, "error", "of which 8.0 are free, and Ray kills workers once less than 1.2 are"),
+        (11, "warning", "at full length the run takes 14.8 GiB of 24.0"),
+        (15, "warning", "of which 15.0 are free"),
+        (16.5, None, ""),
+        (24, None, ""),
+    ],
+)
+def test_the_memory_that_others_leave_is_what_a_start_has(
+    monkeypatch: pytest.MonkeyPatch, free_gib: float, severity: str | None, said: str
+) -> None:
+    config = compose_stage("challenger", demo_overrides([]))
+    monkeypatch.setattr(machine, "memory_limit", lambda: 24 * 2**30)
+    monkeypatch.setattr(machine, "memory_free", lambda: int(free_gib * 2**30))
+    monkeypatch.setattr(memory, "largest_others", lambda: "chrome 9.0 GiB (pid 8)")
+    found = [f for f in preflight(config, "challenger", starting=True).findings if f.key == "memory"]
+    assert [str(one.severity) for one in found] == ([severity] if severity else [])
+    text = "".join(map(str, found))
+    assert said in text and ("close other programs (chrome 9.0 GiB (pid 8))" in text) == bool(severity)
+
+
+def test_the_largest_other_programs_are_named_without_the_runs_own() -> None:
+    hold = "import sys; held = bytearray(400 << 20); held[::4096] = b'1' * len(held[::4096]); input()"
+    with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE) as own:
+        try:
+            # A child of this process is its own; seen from a process beside it, it is another program.
+            look = "from drzero.ops.resources.others import largest_others as f; print(f(), '|', f([%d]))"
+            wait_for(lambda: psutil.Process(own.pid).memory_info().rss > 400 << 20, 20)
+            assert f"(pid {own.pid})" not in largest_others()
+            beside = subprocess.run([sys.executable, "-c", look % own.pid], capture_output=True, text=True)
+        finally:
+            own.kill()
+    seen, without = beside.stdout.split("|")
+    assert f"(pid {own.pid})" not in without and (f"(pid {own.pid})" in seen or seen.count("GiB") == 3)

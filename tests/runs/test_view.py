@@ -399,3 +399,18 @@ def test_a_duration_is_written_as_a_clock_shows_it(seconds: float, shown: str) -
 )
 def test_a_trend_goes_from_its_lowest_to_its_highest_value(values: list[float], bars: str) -> None:
     assert trend(values) == bars
+
+
+def test_groups_that_scored_alike_are_in_the_headline_while_a_batch_is_waited_for(run: Path) -> None:
+    files = RunFiles(run, FACTS)
+    files.poll()
+    began, files.state.ended = files.state.began, None
+    assert began is not None
+    waiting = {"point": "buffer", "have": 1, "want": 8, "since_s": 60.0, "filtered": 24}
+    for seen, said in ((waiting, "1 of 8 groups there, 24 scored alike"), (None, "")):
+        with (run / "flow.jsonl").open("a") as file:
+            file.write(json.dumps({"time": began + 999, "waiting": seen}) + "\n")
+        files.poll()
+        files.state.ended = None
+        headline = screen(files.state, [], began + 1000, 200, 40).plain.splitlines()[0]
+        assert said in headline and ("scored alike" in headline) == bool(said)

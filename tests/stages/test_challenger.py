@@ -146,7 +146,7 @@ def test_the_reported_advantages_are_those_of_the_dumped_rewards(
 def test_heartbeats_are_the_phases_in_order(finished: Run) -> None:
     beats = [(beat["step"], beat["phase"]) for beat in finished.lines("heartbeats.jsonl")]
     phases = [(step, phase) for step in range(1, STEPS + 1) for phase in PHASES]
-    assert beats == [(0, "start-up"), *phases, (STEPS + 1, "done")]
+    assert beats == [(0, "start-up"), *phases, (STEPS, "done")]
 
 
 # What a finished run leaves.

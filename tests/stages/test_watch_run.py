@@ -16,6 +16,7 @@ from verl_saves import save
 from drzero.ops.process.child import Command
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import Stalled
+from drzero.ops.watchdog.diagnosis import ALIKE, GONE
 from drzero.recipe.compose import compose_stage, process_env, resolve
 from drzero.recipe.overrides import OverrideError
 from drzero.runs.diagnose import run_diagnose
@@ -172,18 +173,33 @@ def test_a_removed_key_is_refused_with_todays_name(removed: str, today: str) -> 
 # Stall action ----------------------------------------------------------------------------------------------
 
 
-def stalled(folder: Path) -> Stalled:
+def stalled(folder: Path, pattern: str) -> Stalled:
     spec = Command(name="trainer", command=("true",), log_path=folder / "trainer.log")
     child: Any = SimpleNamespace(spec=spec, poll=lambda: None, first_error=None, tail=[])
-    return Stalled("the run stalled", child)
+    return Stalled("the run stalled", child, pattern)
 
 
 @pytest.mark.parametrize(
-    ("action", "stalls", "starts", "raises"),
-    [("resume", 1, 2, False), ("resume", 9, 3, True), ("stop", 1, 1, True), ("report", 0, 1, False)],
+    ("action", "pattern", "stalls", "starts", "raises"),
+    [
+        ("resume", "unknown", 1, 2, False),
+        ("resume", "unknown", 9, 3, True),
+        ("resume", ALIKE, 9, 1, True),
+        ("stop", "unknown", 1, 1, True),
+        ("stop", GONE, 1, 1, True),
+        ("report", "unknown", 0, 1, False),
+        ("report", GONE, 1, 2, False),
+        ("report", GONE, 9, 2, True),
+    ],
 )
 def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, action: str, stalls: int, starts: int, raises: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    action: str,
+    pattern: str,
+    stalls: int,
+    starts: int,
+    raises: bool,
 ) -> None:
     """From the checkpoints that it has saved since, also if it was told to start elsewhere."""
     begun: list[str] = []
@@ -195,7 +211,7 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
         modes.append(config.trainer.resume_mode)
         if len(begun) <= stalls:
             save(tmp_path, len(begun))
-            raise stalled(tmp_path)
+            raise stalled(tmp_path, pattern)
         return 0
 
     monkeypatch.setattr(training, "run_supervised", run)

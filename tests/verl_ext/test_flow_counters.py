@@ -264,6 +264,42 @@ def test_failed_groups_of_an_asynchronous_run_are_not_stale(queue: None, tmp_pat
     assert Samples(**record["samples"]).lost == 0
 
 
+@pytest.mark.parametrize(
+    ("mode", "filters", "gone", "dropped"),
+    [
+        ("sync", True, {"filtered": 3}, {"filtered": 3, "lost": 0}),
+        ("sync", False, {}, {"filtered": 0, "lost": 3}),
+        ("sync", True, {"failed": 2, "filtered": 1}, {"filtered": 1, "failed": 2, "lost": 0}),
+        ("colocate_async", True, {"replaced": 3}, {"filtered": 3, "stale": 0, "lost": 0}),
+        ("colocate_async", False, {"replaced": 3}, {"filtered": 0, "stale": 3, "lost": 0}),
+    ],
+    ids=["filtered", "vanished", "failed too", "asynchronous", "stale"],
+)
+def test_groups_that_score_alike_are_filtered_while_the_call_lasts_and_after_its_crash(
+    tmp_path: Path, mode: str, filters: bool, gone: dict[str, int], dropped: dict[str, int]
+) -> None:
+    listed = {f"g{number}": group("running") for number in range(5)}
+    counted = counters(tmp_path, mode=mode, filters=filters, listing=lambda: {"train": dict(listed)})
+    counted.submitted(5)
+    with pytest.raises(KeyboardInterrupt), counted.sampling("train", 4, 1):
+        for number in range(gone.get("failed", 0)):
+            listed[f"g{number}"] = group("failure")
+        counted.record(time.time())
+        for number in range(3):
+            del listed[f"g{number}"]
+        if count := gone.get("replaced"):
+            listed |= {f"new{number}": group("running") for number in range(count)}
+            counted.submitted(count)
+            counted.replaced(count)
+        during = counted.record(time.time())
+        assert during["waiting"]["filtered"] == dropped["filtered"]
+        raise KeyboardInterrupt
+    for record in (during, counted.record(time.time())):
+        samples = Samples(**record["samples"])
+        assert {name: getattr(samples, name) for name in dropped} == {k: n * EACH for k, n in dropped.items()}
+        assert record["points"]["buffer"]["out"] == dropped["filtered"]
+
+
 def test_a_group_that_vanishes_from_the_queue_is_lost(queue: None, tmp_path: Path) -> None:
     counted = counters(tmp_path)
     submit("v", 3, step=1)

@@ -371,7 +371,7 @@ def test_a_run_out_of_time_saves_and_logs_a_last_step(rehearse: Rehearse, tmp_pa
     assert saved_step(tmp_path) == 2 and is_whole(step_folder(tmp_path, 2))
     note = read_note(tmp_path)
     assert note and note.step == 2 and STOP_VARIABLE in note.why
-    end = [(2, "save"), (2, "weight-sync"), (2, "out-of-time"), (3, "done")]
+    end = [(2, "save"), (2, "weight-sync"), (2, "out-of-time"), (2, "done")]
     # One save and no more, whether it was due or not.
     assert phases(tmp_path)[-4:] == end and phases(tmp_path).count((2, "save")) == 1
     last = [event["text"] for event in read_json_lines(tmp_path / "logs" / EVENTS_FILE)][-1]
@@ -387,7 +387,7 @@ def test_a_run_with_enough_time_ends_normally(rehearse: Rehearse, tmp_path: Path
 def test_a_run_in_its_last_step_is_not_out_of_time(rehearse: Rehearse, tmp_path: Path) -> None:
     trainer, _ = rehearse("trainer.test_freq=3", stop=(3, -5))
     assert saved_step(tmp_path) == 3 and trainer.validated[-1] == 3
-    assert read_note(tmp_path) is None and phases(tmp_path)[-1] == (4, "done")
+    assert read_note(tmp_path) is None and phases(tmp_path)[-1] == (3, "done")
 
 
 def test_a_late_validation_is_left_to_the_next_start(rehearse: Rehearse, tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_a_late_validation_is_left_to_the_next_start(rehearse: Rehearse, tmp_pat
 @pytest.mark.parametrize("saved", [0, 2])
 def test_no_step_begins_after_the_stop_time(rehearse: Rehearse, tmp_path: Path, saved: int) -> None:
     rehearse(saved=saved, stop=(0, -1))
-    assert phases(tmp_path) == [(0, "start-up"), (saved, "out-of-time"), (saved + 1, "done")]
+    assert phases(tmp_path) == [(0, "start-up"), (saved, "out-of-time"), (saved, "done")]
     assert not list(tmp_path.glob("global_step_*"))
     note = read_note(tmp_path)
     assert note and note.step == saved and note.why.endswith("when the first step was to begin")

@@ -114,7 +114,9 @@ class FlowCounters:
         self._file = StatusFile(self.path)
         self._lock = threading.Lock()
         self._counts = _Counts()
-        self._call: tuple[str, int, float] | None = None  # partition, wanted groups, since
+        # Partition, wanted groups, since. A call that raises stays: veRL never says what it evicted.
+        self._call: tuple[str, int, float] | None = None
+        self._failed_before = 0  # failures seen when the call began
         self._behind: list[int] = []
         self._step = 0
         self._first_at: float | None = None
@@ -151,14 +153,13 @@ class FlowCounters:
         with self._lock:
             self._step = step
             self._call = partition, want, began
+            self._failed_before = self._clocks["train"].failures
             if partition == "val":
                 self._counts.validation_submitted += want
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._call = None
-                self._took_s["sampled_s"] = round(time.time() - began, 3)
+        yield
+        with self._lock:
+            self._call = None
+            self._took_s["sampled_s"] = round(time.time() - began, 3)
 
     def sampled(
         self, partition: str, taken: int, metrics: Mapping[str, Any], batch: KVBatchMeta | None
@@ -214,7 +215,7 @@ class FlowCounters:
 
     def record(self, now: float) -> dict[str, Any]:
         """The content of the file."""
-        began = time.monotonic()
+        began, submitted = time.monotonic(), self._counts.submitted  # before the listing that may show them
         listing = self.listing() or {}
         listed_s = round(time.monotonic() - began, 4)
         train, val = (self._clocks[name].update(listing.get(name, {}), now) for name in ("train", "val"))
@@ -223,16 +224,17 @@ class FlowCounters:
         tags = [tag for part in listing.values() for tag in part.values()]
         rows = sum(with_prompts or not tag.get("is_prompt", False) for tag in tags)
         with self._lock:
-            waiting = None
+            waiting, now_failed, now_evicted = None, *self._evicted_now(train, submitted)
             if self._call:
                 partition, want, since = self._call
                 have = train.waiting if self.mode == "sync" else train.status["finished"]
                 point, have = ("validation", val.waiting) if partition == "val" else ("buffer", have)
                 waiting = {"point": point, "have": have, "want": want, "since": since}
+                waiting["filtered"] = now_evicted - now_failed if self.filters else 0
             return {
                 "time": now,
-                "points": self._points(train, val, rows),
-                "samples": self._samples(train),
+                "points": self._points(train, val, rows, now_failed, now_evicted),
+                "samples": self._samples(train, now_failed, now_evicted),
                 "waiting": waiting,
                 "warmup": self._counts.taken == 0,
                 "ended": self._ended,
@@ -240,12 +242,27 @@ class FlowCounters:
                 | self._staleness(train),
             }
 
-    def _points(self, train: Partition, val: Partition, rows: int) -> dict[str, Any]:
+    def _evicted_now(self, train: Partition, submitted: int) -> tuple[int, int]:
+        """Groups evicted so far in the present call of `sample`: those that failed, and all."""
+        counts, failures = self._counts, self._clocks["train"].failures - train.status["failure"]
+        if self.mode != "sync":
+            # Until `sample` returns, only the failures seen tell its failed groups from others.
+            return min(max(failures - counts.failed, 0), counts.replaced_now), counts.replaced_now
+        if not (self.filters and self._call and self._call[0] == "train"):
+            return 0, 0
+        # veRL reports evictions when it returns, and only it removes groups from the queue.
+        known = counts.taken + counts.stale + counts.failed + counts.filtered + train.working + train.waiting
+        evicted = max(submitted - known, 0)
+        return min(max(failures - self._failed_before, 0), evicted), evicted
+
+    def _points(
+        self, train: Partition, val: Partition, rows: int, now_failed: int, now_evicted: int
+    ) -> dict[str, Any]:
         counts, clocks = self._counts, self._clocks
-        filters_now = self.filters and self.mode == "sync"
         # Groups with equal rewards are left out by choice, which is not the buffer's fault.
-        out = counts.taken + counts.filtered + (counts.replaced_now if filters_now else 0)
-        evicted = counts.stale + counts.failed + (0 if filters_now else counts.replaced_now)
+        now_filtered = now_evicted - now_failed if self.filters else 0
+        out = counts.taken + counts.filtered + now_filtered
+        evicted = counts.stale + counts.failed + now_evicted - now_filtered
         left_rollout = out + evicted + train.waiting
         taken_rows = counts.taken * self.rollouts_per_prompt
         # Failed groups show in a listing, or later as missing rows. Neither count ever falls.
@@ -266,24 +283,24 @@ class FlowCounters:
             points["validation"] = _point(val.working, asked, counts.validated, age, errors=errors, work=work)
         return points
 
-    def _samples(self, train: Partition) -> dict[str, Any]:
+    def _samples(self, train: Partition, now_failed: int, now_evicted: int) -> dict[str, Any]:
         counts, each = self._counts, self.rollouts_per_prompt
         in_trainer = counts.taken * each - counts.judged
         submitted = counts.submitted * each
         failed = (counts.failed + train.status["failure"]) * each + counts.missing
-        # Until `sample` returns, only the failures seen tell its failed groups from stale ones.
-        seen = self._clocks["train"].failures - counts.failed - train.status["failure"]
-        failed_now = min(max(seen, 0), counts.replaced_now)
+        # A filtering buffer has few stale groups, and tells them apart when it returns.
+        name = "filtered" if self.filters else "stale"
+        dropped = {"stale": counts.stale, "filtered": counts.filtered}
+        dropped[name] += now_evicted - now_failed
         return {
             "asked": submitted,
             "produced": submitted - train.working * each + train.rows_of_working - failed,
             "accepted": counts.accepted,
             "invalid": counts.invalid,
-            "failed": (counts.failed + failed_now) * each + counts.missing,
-            "stale": (counts.stale + counts.replaced_now - failed_now) * each,
-            "filtered": counts.filtered * each,
+            "failed": (counts.failed + now_failed) * each + counts.missing,
+            **{name: groups * each for name, groups in dropped.items()},
             "in_flight": (train.working + train.waiting) * each + in_trainer,
-            # Synchronous filtering reports what it dropped only when its call ends.
+            # Until a filtering call ends, the sum is made to fit.
             "settled": not (self.mode == "sync" and self.filters and self._call),
         }
 

@@ -51,7 +51,8 @@ class ProgressMixin(PPOTrainer):
         try:
             super().fit(agent_loop_manager)
         finally:
-            self._heartbeat.beat(self.global_steps, "done")
+            # After its last step, veRL has counted on to the next.
+            self._heartbeat.beat(min(self.global_steps, self.total_training_steps), "done")
         self.logger.finish()
         if "wandb" in self.config.trainer.logger:
             import wandb

@@ -8,6 +8,11 @@ from dataclasses import dataclass
 
 from drzero.ops.flow.snapshot import Snapshot, WaitsOn
 
+ALIKE_ACTION = (
+    "All attempts at a task fail, or all succeed: take easier (harder) tasks or another model, or train on "
+    "such groups too with algorithm.filter_groups.enable=false"
+)
+
 
 @dataclass(frozen=True)
 class Symptom:
@@ -27,6 +32,8 @@ def find_symptoms(before: Snapshot, now: Snapshot, waits_on: WaitsOn, floor_s: f
     if now.ended:
         return []
     symptoms = list(_at_points(before, now, floor_s))
+    if (waiting := now.waiting) and waiting.has_dropped(1) and waiting.filtered >= 9 * waiting.have:
+        symptoms.append(Symptom("groups score alike", waiting.point, f"{waiting}", ALIKE_ACTION))
     # Counts are not taken at one instant, so a sample is lost only if both snapshots miss it.
     samples, lost = now.samples, 0.0
     if samples and before.samples:

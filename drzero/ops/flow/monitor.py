@@ -154,7 +154,7 @@ def rates(before: Snapshot | None, now: Snapshot) -> dict[str, float] | None:
     seconds = now.time - before.time
     return {
         name: round(max(getattr(now.samples, name) - getattr(before.samples, name), 0.0) / seconds, 3)
-        for name in ("produced", "accepted", "invalid", "stale")
+        for name in ("produced", "accepted", "invalid", "stale", "filtered")
     }
 
 
@@ -172,7 +172,8 @@ def line(before: Snapshot | None, now: Snapshot) -> str:
     parts.append(", ".join(held) or "no point is known yet")
     if waiting := now.waiting:
         what = "warm-up" if now.warmup else "next batch"
-        parts.append(f"{what} {waiting.have:g}/{waiting.want:g} for {waiting.since_s:.0f} s")
+        alike = f", {waiting.filtered:g} scored alike" if waiting.filtered else ""
+        parts.append(f"{what} {waiting.have:g}/{waiting.want:g} for {waiting.since_s:.0f} s{alike}")
     if staleness := now.about.get("staleness"):
         # Off-policy lag in steps: the most in the buffer, the last batch's mean, the limit; groups evicted.
         limit = "no limit" if staleness.get("limit") is None else f"limit {staleness['limit']}"

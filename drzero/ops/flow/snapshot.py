@@ -60,6 +60,11 @@ class Waiting:
     have: float
     want: float
     since_s: float
+    filtered: float = 0.0  # dropped meanwhile, because they scored alike
+
+    def has_dropped(self, batches: int) -> bool:
+        """Whether it still waits after so many batches (of six groups at least) that scored alike."""
+        return self.is_short and self.filtered >= batches * max(self.want, 6)
 
     @property
     def is_short(self) -> bool:
@@ -67,7 +72,8 @@ class Waiting:
         return self.have < self.want
 
     def __str__(self) -> str:
-        return f"{self.have:g} of {self.want:g} are there after {self.since_s:.0f} s"
+        alike = f", and {self.filtered:g} scored alike" if self.filtered else ""
+        return f"{self.have:g} of {self.want:g} are there after {self.since_s:.0f} s{alike}"
 
 
 @dataclass(frozen=True)

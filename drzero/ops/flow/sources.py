@@ -26,7 +26,8 @@ def counters_source(path: Path, since: float) -> Source:
                 return None
             if (waiting := record.get("waiting")) is not None:
                 waited = max(at - waiting["since"], 0.0)
-                waiting = Waiting(waiting["point"], waiting["have"], waiting["want"], waited)
+                filtered = waiting.get("filtered", 0.0)
+                waiting = Waiting(waiting["point"], waiting["have"], waiting["want"], waited, filtered)
             return Snapshot(
                 time=at,
                 points={name: FlowPoint.from_dict(point, at) for name, point in record["points"].items()},

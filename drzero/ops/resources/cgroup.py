@@ -60,6 +60,14 @@ class OomWatch:
 
     def explain(self, pids: Collection[int]) -> str | None:
         """Return the kernel's reason for killing one of `pids`, or None."""
+        if named := self.named(pids):
+            return named
+        if count := self.kills():
+            return f"the kernel has killed {count} process(es) of this cgroup for lack of memory meanwhile"
+        return None
+
+    def named(self, pids: Collection[int]) -> str | None:
+        """Return the kernel's own word that it killed one of `pids`, or None."""
         while self._log >= 0:
             try:
                 record = os.read(self._log, 8192)  # one record, never longer than this
@@ -73,11 +81,8 @@ class OomWatch:
             if not record:
                 break
             self._killed.update(int(pid) for pid in _KILLED.findall(record.decode(errors="replace")))
-        if named := self._killed & set(pids):
-            return f"the kernel killed pid {min(named)} for lack of memory"
-        if count := self.kills():
-            return f"the kernel has killed {count} process(es) of this cgroup for lack of memory meanwhile"
-        return None
+        named = self._killed & set(pids)
+        return f"the kernel killed pid {min(named)} for lack of memory" if named else None
 
     def describe_exit(self, code: int, pids: Collection[int]) -> str:
         """Say how the process tree `pids` ended, with the kernel's reason if it killed one."""

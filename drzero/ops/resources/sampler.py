@@ -27,12 +27,14 @@ class Sampler:
         self._gpus = Gpus()
         self._before: dict[str, tuple[float, float]] = {}
         self.last: dict[str, dict[str, Any]] = {}
-        self.pids: set[int] = set()  # all components' processes in the last sample
+        self.processes: list[Process] = []  # of all components in the last sample
+        self.pids: set[int] = set()  # of these and of all earlier ones
 
     def sample(self, roots: Mapping[str, int], now: float, states: Mapping[str, str] | None = None) -> None:
         """Sample the process trees of `roots` (pid by component). `states` has the health of services."""
         trees = descendants(roots.values())
-        self.pids = {process.pid for tree in trees.values() for process in tree}
+        self.processes = [process for tree in trees.values() for process in tree]
+        self.pids |= {process.pid for process in self.processes}
         gpus = self._gpus.read()
         records = [self._component(name, trees[pid], gpus, now) for name, pid in roots.items()]
         for record in records:

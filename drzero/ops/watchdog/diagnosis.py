@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from drzero.ops.causes import Cause, find_cause
+from drzero.ops.causes import Cause, find_cause, first_cause
+from drzero.ops.flow.checks import ALIKE_ACTION
 from drzero.ops.flow.snapshot import Snapshot, WaitsOn, far_end, undrained
 from drzero.ops.flow.workers import OpenCall, Worker, ages, call_point, open_calls
 from drzero.ops.process.tree import STOPPED
@@ -20,6 +21,9 @@ from drzero.ops.watchdog.stacks import Frame, Stack, Thread, minorities
 
 HUNG_SERVICE = "hung service"
 UNKNOWN = "unknown"
+ALIKE = "groups score alike"
+GONE = "worker gone"
+STARVATION = "rollout starvation"
 
 _LOADER_FILES = (
     "torch/utils/data/dataloader.py",
@@ -53,15 +57,17 @@ class Landmarks:
     ranks: str = r"\brank \d+"  # pattern of the titles of training ranks
     engines: str = r"(?!)"  # titles of engines, whose idle processes wait in collectives
     causes: tuple[Cause, ...] = ()  # causes whose log lines only this recipe writes
+    lasting: frozenset[str] = frozenset()  # roles whose processes live as long as the run
     start_phases: frozenset[str] = frozenset({"start-up"})
     end_phases: frozenset[str] = frozenset({"done"})
 
     def role(self, stack: Stack) -> str:
         """Return the name of a process, or its component if no pattern matches."""
-        for pattern, name in self.roles:
-            if re.search(pattern, stack.title):
-                return name.format(component=stack.component)
-        return stack.component
+        return self.role_of(stack.title).format(component=stack.component) or stack.component
+
+    def role_of(self, title: str) -> str:
+        """Return the name for a process title, or an empty string."""
+        return next((name for pattern, name in self.roles if re.search(pattern, title)), "")
 
     def who(self, stack: Stack) -> str:
         """Name a process for a reader: its rank, else its role and pid."""
@@ -95,7 +101,8 @@ class Situation:
     errors: Mapping[str, str] = field(default_factory=dict)  # first error in the log, by component
     flow: Snapshot | None = None  # where the samples are; None without a flow monitor
     disk_free_gb: float | None = None
-    oom_kills: int = 0
+    killed: str | None = None  # the kernel's word that it killed a process of the run
+    others: str = ""  # the largest programs of others, if memory is short
     unseen: Sequence[str] = ()  # what could not be read on other nodes, one line each
 
 
@@ -113,6 +120,8 @@ class Diagnosis:
 def diagnose(situation: Situation, landmarks: Landmarks) -> Diagnosis:
     """Return the first rule's diagnosis, or `UNKNOWN` with the suspects."""
     rules = (
+        _alike,
+        _gone,
         _exhausted,
         _dead_or_stopped,
         _ranks,
@@ -140,8 +149,34 @@ def diagnose(situation: Situation, landmarks: Landmarks) -> Diagnosis:
     )
 
 
+def _alike(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    if situation.stall.kind == "alike":
+        yield Diagnosis(
+            ALIKE,
+            "the tasks or the model",
+            f"too many groups score alike, and teach nothing: of a batch, {situation.stall.text}",
+            (),
+            f"{ALIKE_ACTION}. A resume would only repeat it",
+        )
+
+
+def _gone(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
+    if situation.stall.kind != "gone":
+        return
+    said = [line for line in (situation.killed, situation.errors.get(landmarks.driver)) if line]
+    _, cause = first_cause(said, landmarks.causes) or ("", None)
+    who = situation.stall.where
+    yield Diagnosis(
+        GONE,
+        (cause and cause.culprit) or who,
+        situation.stall.text + (f": {cause.name}" if cause else ""),
+        (*said, *([situation.others] if cause and cause.culprit and situation.others else [])),
+        cause.advice if cause else f"read {landmarks.driver}.log before it ended, then rerun to resume",
+    )
+
+
 def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
-    free, kills = situation.disk_free_gb, situation.oom_kills
+    free = situation.disk_free_gb
     error = _error_of(situation, "disk full")
     if error or (free is not None and free <= 0.05):
         component, *evidence = error or (landmarks.driver,)
@@ -154,11 +189,19 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
             tuple(evidence),
             "make room (old runs' folders), then rerun: it resumes at the last checkpoint",
         )
-    error = _error_of(situation, "out of memory")
-    if error or kills:
-        component, *evidence = error or (landmarks.driver,)
-        if kills:
-            evidence.append(f"the kernel has killed {kills} process(es) for lack of memory")
+    # A kill of another program is no evidence against this run.
+    if host := [*filter(None, [situation.killed]), *_error_of(situation, "the machine is out of memory")[1:]]:
+        _, cause = first_cause(host) or ("", None)
+        assert cause
+        yield Diagnosis(
+            cause.name,
+            str(cause.culprit),
+            f"{cause.name}: {host[0]}",
+            (*host, *filter(None, [situation.others])),
+            cause.advice,
+        )
+    if error := _error_of(situation, "out of memory"):
+        component, *evidence = error
         yield Diagnosis(
             "out of memory",
             component,
@@ -346,7 +389,7 @@ def _starvation(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosi
             failed.update(worker.failed)
         evidence += [f"{count:g} {kind} calls have failed" for kind, count in failed.items()]
     yield Diagnosis(
-        "rollout starvation",
+        STARVATION,
         culprit,
         f"rollout starvation: the trainer waits for a batch because {why}",
         tuple(evidence),

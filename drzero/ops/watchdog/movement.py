@@ -10,7 +10,7 @@ import os
 import re
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,6 +21,8 @@ from drzero.ops.flow.snapshot import FlowPoint, Snapshot, WaitsOn, far_end, undr
 from drzero.ops.flow.workers import finished, read_workers
 from drzero.ops.records import BEAT_KEYS, JsonTail
 from drzero.ops.services.services import Service
+
+_GONE_S = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class Patience:
 class Stall:
     """Something that stood still for too long. Kind `asked` is no stall, but a user's question."""
 
-    kind: Literal["phase", "starved", "not drained", "no counts", "asked"]
+    kind: Literal["phase", "starved", "not drained", "no counts", "alike", "gone", "asked"]
     where: str  # the phase, or the flow point that holds everything up
     text: str
     silent_s: float
@@ -64,6 +66,9 @@ def flow_stall(
     """Return where the samples stand still. The trainer always gets its current phase's limit."""
     if now.ended:
         return None
+    # DAPO's own code ends at ten batches (max_num_gen_batches), which veRL's buffer ignores.
+    if now.waiting and now.waiting.has_dropped(10):
+        return Stall("alike", now.waiting.point, f"{now.waiting}", now.waiting.since_s, 0.0)
     limit_s = max(patience.floor_s, phase_limit_s)
     if now.silent_s >= limit_s:
         text = f"the trainer's process has written no counts for {now.silent_s:.0f} s"
@@ -173,6 +178,36 @@ class NewLines:
             fresh = lines - self._seen
             self._seen = fresh if len(self._seen) > 100_000 else self._seen | fresh
         return bool(fresh)
+
+
+class RollCall:
+    """Notices workers that ended without a replacement."""
+
+    def __init__(self) -> None:
+        self._most: Counter[str] = Counter()
+        self._role_of: dict[int, str] = {}
+        self._missing_since: float | None = None
+        self.missing: dict[int, str] = {}  # roles by pid
+
+    def take(self, workers: Mapping[int, str], now: float) -> None:
+        """Look at the living workers: the role of each by pid."""
+        self._most |= (alive := Counter(workers.values()))
+        self._role_of |= workers
+        ended = [pid for pid in self._role_of if pid not in workers]
+        # The last to end are missing: others were replaced.
+        self.missing = {
+            pid: role
+            for role, count in (self._most - alive).items()
+            for pid in [pid for pid in ended if self._role_of[pid] == role][-count:]
+        }
+        self._missing_since = (self._missing_since or now) if self.missing else None
+
+    def stall(self, now: float) -> Stall | None:
+        """Return the missing workers as a stall. A trainer that notices has a moment to end by itself."""
+        if self._missing_since is None or (silent := now - self._missing_since) < _GONE_S:
+            return None
+        who = ", ".join(f"{role} (pid {pid})" for pid, role in self.missing.items())
+        return Stall("gone", who, f"{who} ended, and nothing replaces it", silent, _GONE_S)
 
 
 def _size(folder: Path, pattern: str) -> int:

@@ -18,13 +18,15 @@ from drzero.ops.flow.snapshot import SUSPENDED_S
 from drzero.ops.flow.workers import read_workers
 from drzero.ops.process.child import Child
 from drzero.ops.process.logs import EventLog
+from drzero.ops.process.tree import ZOMBIE
 from drzero.ops.records import SAMPLES_FILE
 from drzero.ops.resources.cgroup import OomWatch
+from drzero.ops.resources.others import largest_others
 from drzero.ops.resources.sampler import Sampler, disk_free_gb
 from drzero.ops.services.services import Service, ServiceGroup
 from drzero.ops.watchdog import collect
 from drzero.ops.watchdog.diagnosis import HUNG_SERVICE, UNKNOWN, Diagnosis, Landmarks, Situation, diagnose
-from drzero.ops.watchdog.movement import Movement, Signs, Stall
+from drzero.ops.watchdog.movement import Movement, RollCall, Signs, Stall
 from drzero.ops.watchdog.report import last_line, next_page, stall_report
 from drzero.ops.watchdog.stacks import Stack
 
@@ -71,13 +73,14 @@ class Watchdog(threading.Thread):
         self.oom = OomWatch()
         marks = plan.landmarks
         self.movement = Movement(plan, main.spec.log_path, marks.waits_on, marks.start_phases)
+        self.roll = RollCall()
+        self._pids_then: set[int] = set()  # processes of the run when it last moved
         self._services, self._main, self._events = services, main, events
         self._reported_at = 0.0
         self._poll_began: float | None = None
         self._poll_ended: float | None = None
         self._warned_stuck = False
         self._sample_at = 0.0
-        self._oom_before = 0
         self._log_sizes: deque[tuple[float, dict[str, int]]] = deque([(0.0, {})], maxlen=2)
         self._end = threading.Event()
         services.on_hung = self.why_it_hangs
@@ -155,16 +158,17 @@ class Watchdog(threading.Thread):
             self._sample_at = now + self.plan.sample_every_s
             states = {service.spec.name: service.state for service in self._services.services}
             self.sampler.sample({child.spec.name: child.pid for child in self._children()}, now, states)
+            self._call_the_roll(now)
         movement.poll(now, self._services.services)
         if movement.clock.silent_s(now) < _POLL_S:
             # Note where the logs end while the run moves: earlier errors do not explain a later stall.
             # Use the older of two notes, because a cause may precede the last movement by a minute.
-            self._oom_before = self.oom.kills()
+            self._pids_then = {process.pid for process in self.sampler.processes}
             if now - self._log_sizes[-1][0] >= 60:
                 logs = {child.spec.name: child.spec.log_path for child in self._children()}
                 sizes = {name: path.stat().st_size for name, path in logs.items() if path.exists()}
                 self._log_sizes.append((now, sizes))
-        stall = movement.stall(now)
+        stall = self.roll.stall(now) or movement.stall(now)
         # Report a lasting stall again, because its stacks may have changed.
         if stall and (self.diagnosis is None or now - self._reported_at >= 600):
             self._report(stall, now)
@@ -173,6 +177,12 @@ class Watchdog(threading.Thread):
             beat = movement.clock.beat
             text = f"the run moves again, in {beat.phase} of step {beat.step}"
             self._events.add("progress", self._main.spec.name, text)
+
+    def _call_the_roll(self, now: float) -> None:
+        marks = self.plan.landmarks
+        if self.movement.clock.beat.phase not in marks.start_phases | marks.end_phases:
+            alive = {p.pid: marks.role_of(p.title) for p in self.sampler.processes if p.state != ZOMBIE}
+            self.roll.take({pid: role for pid, role in alive.items() if role in marks.lasting}, now)
 
     def _report(self, stall: Stall, now: float) -> None:
         began, self._reported_at = time.monotonic(), now
@@ -205,7 +215,7 @@ class Watchdog(threading.Thread):
         self.diagnosis = diagnosis
 
     def _situation(self, now: float, stall: Stall, stacks: list[Stack]) -> Situation:
-        beat = self.movement.clock.beat
+        beat, others = self.movement.clock.beat, largest_others(self.sampler.pids)
         return Situation(
             phase=beat.phase,
             step=beat.step,
@@ -218,7 +228,8 @@ class Watchdog(threading.Thread):
             errors=collect.first_errors(self._children(), self._log_sizes[0][1]),
             flow=self.plan.flow(),
             disk_free_gb=disk_free_gb(self.plan.folder),
-            oom_kills=self.oom.kills() - self._oom_before,
+            killed=self.oom.named({*self._pids_then, *self.roll.missing}),
+            others=f"largest other programs: {others}" if others else "",
         )
 
     def _write(self, situation: Situation, diagnosis: Diagnosis, seconds: float, kind: str) -> Path:

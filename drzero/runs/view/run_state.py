@@ -69,6 +69,8 @@ class RunState:
     """State by component."""
     usage: dict[str, Record] = field(default_factory=dict)
     """The last sample of each component, and of the host."""
+    waits_for: Record | None = None
+    """The batch that the trainer waits for, as the flow monitor saw it last."""
 
     @property
     def last_sign(self) -> float | None:
@@ -122,10 +124,8 @@ class RunFiles:
         self._metrics = MetricsTail(folder)
         self._event_tail = JsonTail(folder / "logs" / records.EVENTS_FILE, records.EVENT_KEYS)
         self._beats = JsonTail(folder / records.HEARTBEATS, records.BEAT_KEYS)
-        samples, offset = folder / records.SAMPLES_FILE, 0
-        with suppress(OSError):  # a long run has samples of days, and only the last ones count
-            offset = max(samples.stat().st_size - _LAST_BYTES, 0)
-        self._samples = JsonTail(samples, records.SAMPLE_KEYS, offset)
+        self._samples = _last_of(folder / records.SAMPLES_FILE, records.SAMPLE_KEYS)
+        self._flow = _last_of(folder / records.FLOW_FILE, ("time", "waiting"))
         self._events: list[Record] = []
         self._changed: dict[str, float] = {}
 
@@ -140,6 +140,8 @@ class RunFiles:
             since = state.began or 0.0
         state.beats += [beat for beat in self._beats.read() if beat["time"] >= since]
         self._take_samples([sample for sample in self._samples.read() if sample["time"] >= since])
+        for snapshot in self._flow.read():
+            state.waits_for = snapshot["waiting"] if snapshot["time"] >= since else None
         logged = self._metrics.read()
         for step, metrics in logged:
             add_step(state.metrics, step, metrics)
@@ -164,6 +166,14 @@ class RunFiles:
             # A sample older than the component's last event does not know its state.
             if "state" in sample and sample["time"] > self._changed.get(component, 0.0):
                 self.state.components[component] = str(sample["state"])
+
+
+def _last_of(path: Path, keys: tuple[str, ...]) -> JsonTail:
+    """Of a long run only the end: it may have records of days."""
+    offset = 0
+    with suppress(OSError):
+        offset = max(path.stat().st_size - _LAST_BYTES, 0)
+    return JsonTail(path, keys, offset)
 
 
 def shown_s(seconds: float) -> str:

@@ -58,6 +58,8 @@ def _headline(state: RunState, now: float) -> Text:
         where = "ended" if state.phase == "done" else f"ended in {where}"
     elif since is not None:
         where += f" for {shown_s(now - since)}"
+        if (wait := state.waits_for) and wait.get("filtered"):
+            where += f", {wait['have']:g} of {wait['want']:g} groups there, {wait['filtered']:g} scored alike"
     return line.append(f": {where}", "")
 
 
