@@ -2,23 +2,20 @@
 
 One run continues from launch to launch: it is prepared, cut by the end of a call, killed during a write, and
 stopped by its budget.
-
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from data_order import unbroken_order
-from modal_checkout import PLANTED, make_checkout, run_action, stage_plane, start_action
+from modal_checkout import make_checkout, run_action, stage_plane, start_action
 from modal_plane import ControlPlane
 from modal_plane.client import Done
 from modal_plane.state import Call
@@ -69,49 +66,26 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def seen() -> list[str]:
-    """Everything that was printed, and every command line of a process that was seen meanwhile."""
-    return []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def command_lines(seen: list[str]) -> Iterator[None]:
-    """Record all processes' command lines, which include their titles, while the file runs."""
-    ended = threading.Event()
-
-    def poll() -> None:
-        while not ended.wait(1.0):
-            seen.extend(" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"]))
-
-    thread = threading.Thread(target=poll, daemon=True)
-    thread.start()
-    yield
-    ended.set()
-    thread.join()
-
-
-@pytest.fixture(scope="module")
 def uploaded(plane, checkout, speaking_model, tmp_path_factory):
     """A corpus and a model, uploaded by the launcher."""
     world = tmp_path_factory.mktemp("world")
     write_world(generate_world(0, "run", passages=60), world)
-    return [
-        run_action(plane, checkout, "upload", str(world / "corpus.jsonl")),
-        run_action(plane, checkout, "upload", str(speaking_model), "models/tiny"),
-        run_action(plane, checkout, "upload", str(speaking_model), "models/tiny"),
-    ]
+    for words in ([str(world / "corpus.jsonl")], [str(speaking_model), "models/tiny"]):
+        done = run_action(plane, checkout, "upload", *words)
+        assert done.code == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def prepared(plane: ControlPlane, checkout: Path, uploaded: list[Done], seen: list[str]) -> Done:
+def prepared(plane: ControlPlane, checkout: Path, uploaded: None) -> None:
     """Prompts from that corpus."""
     sizes = ["rows=60", "heldout_rows=0", "source=${paths.corpus}/corpus.jsonl"]
     words = ["prepare-data", "base_model=${paths.corpus}/models/tiny", *sizes]
-    return recorded(seen, run_action(plane, checkout, *words, seconds=RUN_LIMIT_S))
+    done = run_action(plane, checkout, *words, seconds=RUN_LIMIT_S)
+    assert done.code == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
-def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) -> Cut:
+def cut(plane: ControlPlane, checkout: Path, prepared: None) -> Cut:
     """Two steps, in calls with time for one each. The container is killed while the second is saved."""
     timeout = f"compute.timeout={MARGIN_S + ONE_STEP_S:.0f}"
     words = ["challenger", *TINY, "trainer.total_training_steps=2", timeout]
@@ -125,24 +99,18 @@ def cut(plane: ControlPlane, checkout: Path, prepared: Done, seen: list[str]) ->
     plane.wait_for(is_saving, "a save of step 2", RUN_LIMIT_S)
     plane.kill(parts(plane)[-1])
     committed = saved_step(volume.committed() / RUN)
-    return Cut(recorded(seen, client.wait(RUN_LIMIT_S)), committed)
+    return Cut(client.wait(RUN_LIMIT_S), committed)
 
 
 @pytest.fixture(scope="module")
-def out_of_money(plane, checkout, cut, seen):
+def out_of_money(plane, checkout, cut):
     """Two more steps, and money for one of them."""
     spent = sum(usd(call) for call in calls_paid(plane))
     rate = calls_paid(plane)[0]["usd_per_hour"]
     limit = spent + rate * (MARGIN_S + ONE_STEP_S) / 3600
     words = ["challenger", *TINY, "trainer.total_training_steps=4", f"compute.max_usd={limit:.6f}"]
     # The estimate of two steps is for larger machines' starts; the point here is what happens at the limit.
-    done = run_action(plane, checkout, *words, seconds=RUN_LIMIT_S)
-    return recorded(seen, done), calls_paid(plane)
-
-
-def recorded(seen: list[str], done: Done) -> Done:
-    seen += [done.stdout, done.stderr]
-    return done
+    return run_action(plane, checkout, *words, seconds=RUN_LIMIT_S), calls_paid(plane)
 
 
 def parts(plane: ControlPlane) -> list[Call]:
@@ -167,28 +135,6 @@ def calls_paid(plane: ControlPlane) -> list[dict[str, Any]]:
 
 def usd(call: dict[str, Any]) -> float:
     return float((call["until"] - call["began"]) / 3600 * call["usd_per_hour"])
-
-
-class TestUpload:
-    def test_puts_files_where_the_stages_expect_them(self, plane: ControlPlane, uploaded: list[Done]) -> None:
-        assert [done.code for done in uploaded] == [0, 0, 0], uploaded[0].stdout + uploaded[0].stderr
-        volume = plane.volume("dr-zero-corpus").committed()
-        assert (volume / "corpus.jsonl").is_file()
-        assert (volume / "models" / "tiny" / "config.json").is_file()
-
-    def test_a_second_time_sends_nothing(self, uploaded: list[Done]) -> None:
-        assert " 0 files sent" in uploaded[2].stdout
-
-
-class TestPrepareData:
-    def test_writes_prompts_to_the_corpus_volume(self, plane: ControlPlane, prepared: Done) -> None:
-        assert prepared.code == 0, prepared.stdout + prepared.stderr
-        volume = plane.volume("dr-zero-corpus").committed()
-        assert (volume / "data" / "zero_ratio11.parquet").is_file()
-        assert (volume / "chromadb" / "chroma.sqlite3").is_file()
-
-    def test_shows_preflight_before_it_starts(self, prepared: Done) -> None:
-        assert "it may start" in prepared.stdout
 
 
 class TestCutAndContinued:
@@ -252,35 +198,7 @@ class TestAfterwards:
         (line,) = [line for line in done.stdout.splitlines() if RUN in line]
         assert "out of money" in line
 
-    def test_logs_show_the_console_of_all_calls(self, plane, checkout, out_of_money):
-        done = run_action(plane, checkout, "logs", "--stage", "challenger", "--iteration", "1")
-        assert done.code == 0, done.stdout + done.stderr
-        assert "[trainer]" in done.stdout and "[retrieval]" in done.stdout
-
     def test_diagnose_reads_the_run(self, plane: ControlPlane, checkout: Path, out_of_money: object) -> None:
         done = run_action(plane, checkout, "diagnose", RUN)
         assert done.code == 0, done.stdout + done.stderr
         assert "out of time" in done.stdout
-
-    def test_download_brings_dumps_and_a_second_time_nothing(self, plane, checkout, out_of_money, tmp_path):
-        words = ["download", f"{RUN}/dumps", str(tmp_path / "dumps")]
-        first, second = (run_action(plane, checkout, *words) for _ in range(2))
-        assert first.code == 0, first.stdout + first.stderr
-        assert (tmp_path / "dumps" / "step_0001.jsonl").is_file()
-        assert " 0 files fetched" in second.stdout
-
-    def test_no_planted_secret_is_in_any_log_config_dump_or_process_title(self, plane, seen, out_of_money):
-        assert any("planted" in value for value in PLANTED.values())
-        texts = set(seen) | {app.log.text() for app in plane.apps}
-        for value in PLANTED.values():
-            assert not [text[:200] for text in texts if value in text]
-            for name in ("dr-zero-checkpoints", "dr-zero-corpus", "dr-zero-cache"):
-                assert not files_with(plane.volume(name).committed(), value.encode())
-
-    def test_no_request_has_left_the_machine(self, plane: ControlPlane, out_of_money: object) -> None:
-        # Ray asks whether it is on a cloud's machine, by addresses that end on the machine's own link.
-        assert set(plane.left_machine) <= {"169.254.169.254", "metadata.google.internal"}
-
-
-def files_with(folder: Path, value: bytes) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and value in path.read_bytes()]

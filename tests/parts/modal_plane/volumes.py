@@ -95,10 +95,6 @@ class Volume:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
 
-    def put_folder(self, local: Path, path: str = "/") -> None:
-        """Put a folder's files there."""
-        shutil.copytree(local, self.place(path), dirs_exist_ok=True)
-
     def mount(self, task_id: str, slot: int) -> Path:
         """Give a container its view. Returns its folder."""
         view = self.views[task_id] = View(self._slots / str(slot))
