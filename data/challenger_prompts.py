@@ -4,6 +4,7 @@ Hop counts keep the ratio exactly (paper: 4:3:2:1), within each document's longe
 """
 
 import random
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,9 +15,11 @@ from tokenizers import Tokenizer
 
 from data.errors import DataError
 from data.hop_ratio import assign_hops, largest_remainder, prompts_file
+from data.links import MEASURED
 from data.parquet_io import training_row, write_training_rows
 from data.prose import prose_share, without_lead_in
 from search.indexing.boundaries import Boundaries
+from search.indexing.chunking import document_of
 from verl_ext.method.passages import defuse
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, challenger_messages
 
@@ -104,7 +107,8 @@ def prepare_challenger_prompts(
     """
     hop_counts = largest_remainder(rows, hop_ratio)
     drawn = _Drawn(tokenizer, min_document_tokens, min_prose, random.Random(f"{seed}/documents"))
-    sample = drawn.sample(documents, rows + heldout_rows, drawn_from is not None)
+    size = rows + heldout_rows
+    sample = drawn.sample(documents, size if drawn_from else max(size, MEASURED), drawn_from is not None)
     if not sample:
         raise DataError(
             f"the corpus {corpus_id!r} has no document to ask about: of {drawn.seen} that are not held out, "
@@ -113,11 +117,13 @@ def prepare_challenger_prompts(
             "Index longer texts, or set the limit that refuses them lower"
         )
 
-    disjoint = len(sample) == rows + heldout_rows or 2 * heldout_rows <= len(sample)
-    heldout, train = sample[:heldout_rows], sample[heldout_rows:] if disjoint else sample
+    disjoint = len(sample) >= size or 2 * heldout_rows <= len(sample)
+    heldout_counts = largest_remainder(heldout_rows, hop_ratio)
+    heldout, others = _choose(sample, heldout_counts, chains)
+    train, _ = _choose(others if disjoint else sample, hop_counts, chains)
     make = _RowMaker(tokenizer, max_document_tokens, chains, prompt_form, max_turns, seed, corpus_id)
     train_rows = make.rows(train, hop_counts, "train")
-    heldout_table = make.rows(heldout, largest_remainder(heldout_rows, hop_ratio), "heldout")
+    heldout_table = make.rows(heldout, heldout_counts, "heldout")
 
     train_path = out_dir / prompts_file(hop_ratio)
     heldout_path = train_path.with_stem(f"{train_path.stem}_heldout")
@@ -135,8 +141,8 @@ def prepare_challenger_prompts(
         short=drawn.short,
         unsaid=drawn.unsaid,
         repeated=drawn.repeated,
-        train_documents=min(rows, len(train)),
-        heldout_documents=min(heldout_rows, len(heldout)),
+        train_documents=len(train),
+        heldout_documents=len(heldout),
         cut_documents=make.cut,
         cycles=rows / len(train),
         heldout_is_disjoint=disjoint,
@@ -163,6 +169,26 @@ def cut_to_tokens(text: str, tokenizer: Tokenizer, limit: int) -> str:
     return ""
 
 
+def _choose(
+    documents: list[Document], hop_counts: list[int], chains: Mapping[str, int] | None
+) -> tuple[list[Document], list[Document]]:
+    """Split off a document for each row, the first ones whose chains carry the most hops wanted."""
+    taken: set[int] = set()
+    missing = 0
+    for hop in range(len(hop_counts), 0, -1):
+        missing += hop_counts[hop - 1]
+        able = (
+            place
+            for place, (doc_id, _, _) in enumerate(documents)
+            if place not in taken and (chains is None or chains.get(doc_id, 1) >= hop)
+        )
+        some = list(islice(able, missing))
+        taken.update(some)
+        missing -= len(some)
+    chosen = [document for place, document in enumerate(documents) if place in taken]
+    return chosen, [document for place, document in enumerate(documents) if place not in taken]
+
+
 class _Drawn:
     """A uniform sample of suitable documents, and counts of the others."""
 
@@ -172,7 +198,7 @@ class _Drawn:
         self.short, self.unsaid, self.repeated = LeftOut(), LeftOut(), LeftOut()
 
     def sample(self, documents: Iterable[Document], size: int, in_random_order: bool) -> list[Document]:
-        """Draw in random order: the first of documents in random order, else by reservoir sampling."""
+        """Draw in random order: the first of documents in random order, else a reservoir, spread over all."""
         fit = self._fit(documents)
         if in_random_order:
             return list(islice(self._unlike(fit), size))
@@ -183,7 +209,14 @@ class _Drawn:
             elif (place := self._rng.randrange(number)) < size:
                 reservoir[place] = document
         self._rng.shuffle(reservoir)
-        return list(self._unlike(reservoir))
+        times = Counter[str]()
+        rounds: list[tuple[int, Document]] = []
+        for document in self._unlike(reservoir):
+            whole = document_of(document[0])
+            rounds.append((times[whole], document))
+            times[whole] += 1
+        # Another chunk of a document comes after one of each.
+        return [document for _, document in sorted(rounds, key=lambda one: one[0])]
 
     def _fit(self, documents: Iterable[Document]) -> Iterator[Document]:
         for doc_id, title, text in documents:

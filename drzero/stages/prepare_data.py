@@ -73,9 +73,10 @@ def embed_corpus(config: DictConfig) -> None:
 def prepare_data(
     config: DictConfig, corpus: Corpus | None = None, about: Container[str] | None = None
 ) -> PrepareReport:
-    """Index the corpus and write prompts, held-out split and `quality.json`. With `about`, only of these ids.
+    """Index the corpus and write prompts, held-out split and `quality.json`.
 
-    Raises OutOfTime, or CorpusError, StoreError, DataError or ValueError with nothing half-written.
+    If no chains are counted, prompts show only the ids in `about`. Raises OutOfTime, or CorpusError,
+    StoreError, DataError or ValueError with nothing half-written.
     """
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
@@ -133,7 +134,8 @@ def write_prompts(
             document = document_of(entry[0])
             if named := held_out & {entry[0], document}:
                 found.update(named)
-            elif about is None or document in about:
+            # Counted chains say what the rest of the sample carries.
+            elif about is None or chains is not None or document in about:
                 yield entry
 
     prompts = prepare_challenger_prompts(

@@ -4,7 +4,7 @@ import json
 import random
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from data.parquet_io import TRAINING_SCHEMA, check_training_rows, read_parquet, 
 from data.prose import prose_share, without_lead_in
 from data.quality import quality_lines
 from search.embedders import Embedder, EmbedderSpec
-from search.indexing.chunking import Chunker, Chunking
+from search.indexing.chunking import Chunker, Chunking, document_of
 from search.sources.document import Document
 from verl_ext.method.passages import defuse
 from verl_ext.method.prompts import challenger_messages
@@ -320,6 +320,40 @@ def test_no_document_is_asked_for_more_hops_than_its_chain_has(prepare: Prepare)
         "of 20 entries 13 begin a chain of 2 documents that name each other, 6 of 3, 0 "
     )
     assert "the hop ratio is adapted" in told[1] and "not 16 of 1 hop, 12 of 2 hops, 8 of 3" in told[1]
+
+
+def towns(names: Iterable[str]) -> list[tuple[str, str, str]]:
+    return [
+        (name, name, f"Orrin {n} is a town. It lies on the river Vell {n}.") for n, name in enumerate(names)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "heldout_rows", "counts"),
+    [
+        ([4, 3, 2, 1], 0, [16, 12, 8, 4]),
+        ([4, 3, 2, 1], 10, [16, 12, 8, 4]),
+        ([1, 1, 1, 1], 10, [10, 10, 10, 10]),
+        ([0, 1, 0, 2], 0, [0, 13, 7, 20]),  # 27 of four were wanted
+        ([1], 0, [40]),
+    ],
+)
+def test_documents_are_chosen_that_carry_the_hops_wanted(
+    prepare: Prepare, ratio: list[int], heldout_rows: int, counts: list[int]
+) -> None:
+    """Of 500 documents 60 begin chains, 20 each of two, three and four."""
+    corpus = towns(f"d{n}" for n in range(500))
+    chains = {doc: 2 + n % 3 if n < 60 else 1 for n, (doc, _, _) in enumerate(corpus)}
+    report = prepare(corpus=corpus, rows=40, heldout_rows=heldout_rows, chains=chains, hop_ratio=ratio)
+    assert list(report.hop_counts.values()) == counts
+    assert len(set(doc_ids(report.train_path))) == 40
+
+
+def test_prompts_are_spread_over_documents_before_their_chunks(prepare: Prepare) -> None:
+    names = [f"book{n % 2}#{n}-0123456789ab" for n in range(120)] + [f"note{n}" for n in range(8)]
+    report = prepare(corpus=towns(names), rows=12, heldout_rows=0)
+    shown = Counter(map(document_of, doc_ids(report.train_path)))
+    assert shown == {"book0": 2, "book1": 2} | dict.fromkeys(names[120:], 1)
 
 
 def test_where_the_corpus_carries_all_hops_the_rows_are_those_of_the_ratio_alone(prepare: Prepare) -> None:

@@ -330,6 +330,18 @@ def test_a_sample_has_what_prompts_are_about_and_what_that_names(tmp_path: Path)
     assert sample_corpus(corpus, size=6, about=3, seed=1) == sample
 
 
+def test_a_document_named_in_a_text_without_spaces_is_sampled(tmp_path: Path) -> None:
+    texts = {f"城{n}": "这座城很小。" for n in "一二三四五六七八九"}
+    records = [{"id": title, "title": title, "text": text} for title, text in texts.items()]
+    records.append({"id": "书", "title": "书", "text": "它讲述奥林天文台的故事。"})
+    records.append({"id": "台", "title": "奥林天文台", "text": "它建于一座山上。"})
+    (tmp_path / "zh.jsonl").write_text("\n".join(json.dumps(record) for record in records))
+    corpus = Corpus(tmp_path / "zh.jsonl")
+    samples = (sample_corpus(corpus, size=2, about=1, seed=seed) for seed in range(60))
+    taken = [sample for sample in samples if "书" in sample.about]
+    assert taken and all("台" in sample.corpus.ids and sample.named == 1 for sample in taken)
+
+
 def test_the_demo_policy_on_another_corpus_gets_one_plain_line(tmp_path: Path) -> None:
     policy = tmp_path / "demo-policy"
     policy.mkdir()

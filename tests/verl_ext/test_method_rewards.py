@@ -212,6 +212,7 @@ def test_a_refused_question_earns_only_its_format_score() -> None:
 
 
 DESIGN = trajectory(ANSWERED, last=ask("What did he design?", "the Ostrel lighthouse"))
+ZH = replace(ANSWERED, queries=("奥林天文台",), response="[1] 奥林: 建于凯姆村。")
 BORN = trajectory(NAMED, last=ask("Where was Brann Halvorsen born?", "Kestmoor"))
 
 
@@ -224,6 +225,12 @@ BORN = trajectory(NAMED, last=ask("Where was Brann Halvorsen born?", "Kestmoor")
         (UNSEARCHED, 2, "0 turns found passages with a new query, 2 hops take 1"),
         (DESIGN, 2, "the answer stands in the document that 2 hops should lead away from"),
         (BORN, 2, "one search for the question's own words 'the Halvorsen' shows the answer"),
+        (
+            trajectory(ZH, last=ask("奥林天文台位于哪个村？", "凯姆村")),
+            2,
+            "one search for the question's own words '奥林天文台' shows the answer",
+        ),
+        (trajectory(ZH, last=ask("那座天文台位于哪个村？", "凯姆村")), 2, None),
     ],
 )
 def test_missing_hops_are_named(made: Trajectory, hop: int, fault: str | None) -> None:
