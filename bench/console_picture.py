@@ -7,7 +7,6 @@ It draws the run's own files with the live view's code, without later lines. Pat
 
 import argparse
 import io
-import json
 import re
 import tempfile
 from pathlib import Path
@@ -56,8 +55,7 @@ def _copy_until(run: Path, target: Path, now: float) -> None:
     }
     ended = {beat["step"] - 1 for beat in records["heartbeats.jsonl"] if beat["phase"] in ("rollout", "done")}
     for path in sorted((run / "metrics").glob("attempt_*.jsonl")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        records[f"metrics/{path.name}"] = [r for line in lines if (r := json.loads(line))["step"] in ended]
+        records[f"metrics/{path.name}"] = [r for r in read_json_lines(path) if r["step"] in ended]
     for name, kept in records.items():
         append_json_lines(target / name, *kept)
 

@@ -7,7 +7,6 @@ folder `world`: `vectors.npy` (unit rows) and `corpus.jsonl` (title and text, in
 """
 
 import argparse
-import json
 from pathlib import Path
 
 import faiss
@@ -18,6 +17,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from bench.model import load_model
+from drzero.ops.records import read_json_lines
 
 
 class RetrieveRequest(BaseModel):
@@ -34,9 +34,8 @@ def create_app(folder: Path, embedder: str) -> FastAPI:
     vectors = np.load(folder / "vectors.npy")
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
-    lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
     passages = []
-    for record in map(json.loads, lines):
+    for record in read_json_lines(folder / "corpus.jsonl"):
         title, text = record["title"], record["text"]
         passages.append({"title": title, "text": text, "contents": f"{title}\n{text}"})
     app = FastAPI()

@@ -175,7 +175,7 @@ def alone(what: str, folder: Path, embedder: str, copies: int, seconds: float) -
         process.stdin.close()
     for process in processes:
         assert process.stdout is not None
-        outputs.append(json.loads(process.stdout.read().splitlines()[-1]))
+        outputs.append(json.loads(process.stdout.read().strip().split("\n")[-1]))
         process.wait()
     return {int(batch): float(np.mean([output[batch] for output in outputs])) for batch in outputs[0]}
 

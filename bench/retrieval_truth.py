@@ -1,6 +1,5 @@
 """Exact search over the stored vectors, and checks of the servers' answers against it."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.retrieval_world import QUERIES_FILE, Queries
+from drzero.ops.records import read_json_lines
 from search.chroma.store import open_collection
 from search.embedders import Embedder, EmbedderSpec
 
@@ -32,8 +32,8 @@ class Truth:
 
     def __init__(self, folder: Path, embedder: str) -> None:
         self.vectors = np.load(folder / "vectors.npy")
-        lines = (folder / "corpus.jsonl").read_text(encoding="utf-8").splitlines()
-        self.rows = {json.loads(line)["title"]: row for row, line in enumerate(lines)}
+        records = read_json_lines(folder / "corpus.jsonl")
+        self.rows = {record["title"]: row for row, record in enumerate(records)}
         self.queries = Queries.read(folder / QUERIES_FILE).texts
         self.embedder = Embedder(EmbedderSpec(embedder))
 
@@ -64,7 +64,7 @@ class Truth:
 
 def export_vectors(chroma_path: Path, collection: str, folder: Path) -> None:
     """Write the collection's vectors in the order of `corpus.jsonl`, for exact search."""
-    ids = [json.loads(line)["id"] for line in (folder / "corpus.jsonl").open(encoding="utf-8")]
+    ids = [record["id"] for record in read_json_lines(folder / "corpus.jsonl")]
     vectors: dict[str, np.ndarray] = {}
     with open_collection(chroma_path, collection) as store:
         for start in range(0, len(ids), 1000):

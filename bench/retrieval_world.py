@@ -76,7 +76,7 @@ class Queries:
     @classmethod
     def read(cls, path: Path) -> "Queries":
         """Read what `write` wrote."""
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
         return cls([text for text, _ in rows], [title for _, title in rows])
 
     def write(self, path: Path) -> None:

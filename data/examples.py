@@ -8,6 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from data.pairs import Pair, trajectory_of
 from data.selection import RefusedSample, Rejection, Selection
 from verl_ext.method.answers import contains_answer, normalize_answer
@@ -45,9 +47,8 @@ class Examples:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Examples":
-        """Read the JSON form. Missing kinds are empty."""
-        kinds = (data.get(kind) or [] for kind in ("accepted", "rejected"))
-        return cls(*([Example(**one) for one in kind] for kind in kinds))
+        """Read the JSON form. Missing kinds are empty. Raises ValueError for anything else."""
+        return msgspec.convert({kind: data.get(kind) or [] for kind in ("accepted", "rejected")}, cls)
 
 
 def of_selection(

@@ -7,28 +7,30 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from data.errors import DataError
+from drzero.ops.console import say
+from drzero.ops.records import parse_line
 
 
 class Journal:
     """An append-only file of JSON records with one writer."""
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """Open or create the journal. Raises DataError if it is damaged or belongs to other work."""
+        """Open or create the journal. A damaged line costs itself. Raises DataError for other work."""
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         content = path.read_bytes() if path.exists() else b""
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             os.truncate(path, whole)
-        records = [_parse(path, line) for line in content[:whole].splitlines()]
-        if records:
-            was = records[0].get("identity")
+        records = _records(path, content[:whole].split(b"\n")[:-1])
+        if whole:
+            was = records[0].get("identity") if records else None
             if not isinstance(was, dict):
                 raise DataError(
                     f"{path} is no journal: its first line has no identity. Move it away to start over"
@@ -45,7 +47,7 @@ class Journal:
                 )
         self.records = records[1:]
         self._file = path.open("ab", buffering=0)
-        if not records:
+        if not whole:
             self._write({"identity": dict(identity)})
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -72,15 +74,12 @@ class Journal:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a journal without a writer. Raises DataError if it is damaged."""
-    return [_parse(path, line) for line in path.read_bytes().splitlines()[1:]]
+    """Return the records of a journal without a writer."""
+    return _records(path, path.read_bytes().split(b"\n"))[1:]
 
 
-def _parse(path: Path, line: bytes) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{path} has a damaged line ({error}): remove the file to start over") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{path} has a line that is no record: remove the file to start over")
-    return record
+def _records(path: Path, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    found = [parse_line(line) for line in lines if line.strip()]
+    if damaged := found.count(None):
+        say("journal", f"{damaged} damaged lines of {path} are left out", "warning")
+    return [record for record in found if record is not None]

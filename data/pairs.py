@@ -70,7 +70,7 @@ def trajectory_of(record: Mapping[str, Any]) -> Trajectory:
         raise DataError(f"a sample record lacks {', '.join(missing)}: the journal is damaged, sample again")
     try:
         return Trajectory.from_dict(record["trajectory"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"sample {record['sample']} of prompt {record['prompt_index']} has no readable trajectory "
             f"({error!r}): the journal is damaged, sample again"

@@ -18,6 +18,7 @@ from data.pairs import Pair
 from data.parquet_io import read_parquet, training_row, write_training_rows
 from data.selection import Rejection, prompts_by_index
 from drzero.ops.files import write_jsonl
+from drzero.ops.records import read_json_lines
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, solver_messages
 
 TRAIN, VAL, REJECTS = "train.parquet", "val.parquet", "rejects.jsonl"
@@ -127,8 +128,7 @@ def check_partition(out_dir: Path, prompts: Sequence[Mapping[str, Any]]) -> None
         if path.exists():
             extras = read_parquet(path, ["extra_info"])["extra_info"].to_pylist()
             places.update(extra["index"] for extra in extras)
-    with (out_dir / REJECTS).open(encoding="utf-8") as lines:
-        places.update(json.loads(line)["prompt_index"] for line in lines)
+    places.update(record["prompt_index"] for record in read_json_lines(out_dir / REJECTS))
     known = prompts_by_index(prompts)
     faults = {
         "missing": [index for index in known if places[index] == 0],

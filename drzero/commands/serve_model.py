@@ -126,7 +126,9 @@ def _await_health(config: DictConfig, process: "subprocess.Popen[bytes]", log: P
     deadline = time.monotonic() + config.solver.startup_budget_s
     while time.monotonic() < deadline:
         if (code := process.poll()) is not None:
-            said = log.read_bytes()[from_here:].decode(errors="replace").splitlines()[-_LOG_LINES:]
+            said = (
+                log.read_bytes()[from_here:].decode(errors="replace").rstrip("\n").split("\n")[-_LOG_LINES:]
+            )
             lines = "\n".join(f"  {line}" for line in said)
             raise RunFailed(f"the server ended with exit code {code}; last lines:\n{lines}\nlog: {log}")
         with suppress(httpx.TransportError):

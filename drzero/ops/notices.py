@@ -45,14 +45,19 @@ def notice_of(event: Mapping[str, Any]) -> Notice | None:
         text = f"{text}, log: {event['log']}"
     if kind == "stall":
         text = (
-            f"no progress for {event['silent_s']:.0f} s in {event['phase']} of step {event['step']}: {text}. "
-            f"Culprit: {event['component']}. Report: {event['report']}"
+            f"no progress for {event.get('silent_s', 0):.0f} s in {event.get('phase')} of step "
+            f"{event.get('step')}: {text}. Culprit: {event['component']}. Report: {event.get('report')}"
         )
     if event.get("first_error"):
         text = f"{text}; first error: {event['first_error']}"
     component = "watchdog" if kind == "stall" else str(event.get("component", ""))
     level = "error" if failed else _LEVELS.get(str(kind), "info")
     return Notice(float(event.get("time", 0.0)), plain(component), plain(text), level)
+
+
+def shown_line(raw: bytes) -> str:
+    """A line of another program's output, and of a progress bar that rewrites it only the last state."""
+    return plain(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
 
 
 def plain(text: str) -> str:

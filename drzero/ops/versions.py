@@ -32,7 +32,7 @@ def pinned(package: str, *, gpu: bool = False) -> str:
 def pinned_versions(*, gpu: bool = False) -> Mapping[str, str]:
     """Return all pins by normalised name. `gpu` adds constraints-gpu.txt, which wins."""
     files = ("constraints.txt", "constraints-gpu.txt") if gpu else ("constraints.txt",)
-    lines = [line for name in files for line in (_ROOT / name).read_text(encoding="utf-8").splitlines()]
+    lines = [line for name in files for line in (_ROOT / name).read_text(encoding="utf-8").split("\n")]
     pairs = (line.partition("==") for line in lines if "==" in line and not line.startswith("#"))
     return {normalised(name): version.strip() for name, _, version in pairs}
 

@@ -1,10 +1,11 @@
 """A training run's metrics by step, over all its starts, and the tokens that it spent."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from drzero.ops.records import JsonTail
-from drzero.ops.text import is_number
+from drzero.ops.records import JsonTail, Step, shape
 
 Steps = dict[int, dict[str, float]]
 
@@ -69,31 +70,47 @@ def metrics_path(folder: Path) -> Path:
     return metrics / f"attempt_{len(list(metrics.glob('attempt_*.jsonl'))) + 1:03d}.jsonl"
 
 
+_MetricsLine = shape({"step": Step, "data": dict[str, Any]})
+
+
 class MetricsTail:
     """Reads the metrics that all starts of a run log, without values that are no number."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "metrics"
         self._tails: dict[Path, JsonTail] = {}
+        self._values: Counter[str] = Counter()
 
-    def read(self, *, to_end: bool = False) -> list[tuple[int, dict[str, float]]]:
-        """Step and metrics of each new line, in the order of writing, as `JsonTail.read` takes lines."""
-        found = []
+    def stream(self, *, to_end: bool = False) -> Iterator[tuple[int, dict[str, float]]]:
+        """Step and metrics of each new line, in the order of writing, as `JsonTail.stream` takes lines."""
         for path in sorted(self._folder.glob("attempt_*.jsonl")):
-            tail = self._tails.setdefault(path, JsonTail(path, ("step", "data")))
-            for record in tail.read(to_end=to_end):
-                if not isinstance(record["data"], dict) or not is_number(record["step"]):
-                    continue  # a bad line costs itself
+            tail = self._tails.setdefault(path, JsonTail(path, _MetricsLine))
+            for record in tail.stream(to_end=to_end):
                 # veRL writes NaN, such as the mean of nothing, as null.
-                data = {name: value for name, value in record["data"].items() if is_number(value)}
-                found.append((int(record["step"]), data))
-        return found
+                data = {name: value for name, value in record["data"].items() if value is not None}
+                numbers = {name: value for name, value in data.items() if type(value) in (int, float)}
+                self._values[path.name] += len(data) - len(numbers)
+                yield record["step"], numbers
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """The lines and values left out so far, by file."""
+        return {
+            f"metrics/{path.name}": f"{tail.unreadable} lines, {self._values[path.name]} values"
+            for path, tail in self._tails.items()
+            if tail.unreadable or self._values[path.name]
+        }
 
 
 def read_metrics(folder: Path) -> Steps:
     """Metrics by step over all starts. The last repetition of a step counts. Step 0 is the start model."""
+    return steps_of(MetricsTail(folder))
+
+
+def steps_of(tail: MetricsTail) -> Steps:
+    """`read_metrics` of a tail, which knows afterwards what it left out."""
     steps: Steps = {}
-    for step, data in MetricsTail(folder).read(to_end=True):
+    for step, data in tail.stream(to_end=True):
         add_step(steps, step, data)
     return dict(sorted(steps.items()))
 
@@ -120,4 +137,6 @@ def k_of_n(steps: Steps) -> dict[str, float]:
 def spent_tokens(folder: Path) -> int:
     """Tokens of training rollouts and solver attempts over all starts. A repeated step counts twice."""
     names = ("perf/total_num_tokens", "drzero/solver/attempt_tokens", "drzero/solver/attempt_tokens_in")
-    return int(sum(data.get(name, 0) for _, data in MetricsTail(folder).read(to_end=True) for name in names))
+    return int(
+        sum(data.get(name, 0) for _, data in MetricsTail(folder).stream(to_end=True) for name in names)
+    )

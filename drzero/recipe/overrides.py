@@ -291,7 +291,7 @@ def _refused_by_hydra(overrides: list[str], error: BaseException) -> OverrideErr
 
 
 def _first_paragraph(error: BaseException) -> str:
-    lines = str(error).split("\nConfig search path")[0].splitlines()
+    lines = str(error).split("\nConfig search path")[0].split("\n")
     return " ".join(line.strip() for line in lines if line.strip() and "hydra.cc/docs" not in line)
 
 

@@ -21,10 +21,10 @@ import yaml
 from drzero.ops.errors import UserError
 from drzero.ops.notices import ALARM_KIND
 from drzero.ops.process.lock import lock_is_held
-from drzero.ops.records import HEARTBEATS, OUT_OF_TIME, Record, RunRecords
+from drzero.ops.records import HEARTBEATS, OUT_OF_TIME, Record, RunRecords, read_object
 from drzero.ops.watchdog.post_mortem import Death, examine
 from drzero.recipe.compose import RESOLVED
-from drzero.recipe.metrics import Steps, read_metrics
+from drzero.recipe.metrics import MetricsTail, Steps, steps_of
 from drzero.stages.result import RESULT
 from drzero.stages.watch import CAUSES
 
@@ -137,7 +137,10 @@ class RunFolder(RunRecords):
     @cached_property
     def steps(self) -> Steps:
         """The metrics by step."""
-        return read_metrics(self.folder)
+        tail = MetricsTail(self.folder)
+        steps = steps_of(tail)
+        self.unreadable |= tail.unreadable
+        return steps
 
     @cached_property
     def samples(self) -> list[Record]:
@@ -236,12 +239,3 @@ def named_run(arguments: Sequence[str], command: str) -> RunFolder:
     if len(arguments) != 1 or arguments[0].startswith("-"):
         raise NotARun(f"drzero {command} takes one argument: the folder of a run (run.dir)")
     return RunFolder(Path(arguments[0]))
-
-
-def read_object(path: Path) -> Record:
-    """The JSON object in a file, empty if the file is missing or holds something else."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record if isinstance(record, dict) else {}

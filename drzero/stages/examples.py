@@ -1,14 +1,16 @@
 """The example questions a stage shows at its end, on the console and in its report."""
 
-import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 from rich.markup import escape
 
 from data.examples import Example, Examples, evidence, spread
 from drzero.ops.notices import plain
+from drzero.ops.records import Step, read_json_lines, read_object, shape
 from drzero.recipe.tables import console
 from drzero.stages.result import REPORT
 from verl_ext.method.trajectory import Trajectory
@@ -25,6 +27,20 @@ FAULTS = {
     "answer_in_question": "the question contains its answer",
 }
 """Why a question has no integrity."""
+
+
+_COUNT = Annotated[int, msgspec.Meta(ge=0, le=1000)]
+_JUDGED = shape({"score": float | None}, valid=bool, answer=str | None, parts=dict[str, float | None] | None)
+CHALLENGED = shape(
+    {"integrity": bool, "k": _COUNT | None, "n": _COUNT}
+    | dict.fromkeys(("difficulty", "think", "tool", "answer_part", "format"), float | None)
+)
+"""The reward of a challenger's dump."""
+DumpLine = shape(
+    {"step": Step, "hop": Step | None, "reward": _JUDGED, "trajectory": dict[str, Any]},
+    **{"document": str | None, "targets": list[str] | None},
+)
+"""A line of a dump (docs/dumps.md) as its readers need it."""
 
 
 def print_examples(examples: Examples, name: str) -> None:
@@ -52,7 +68,7 @@ def verdict(reward: Mapping[str, Any]) -> tuple[bool, str]:
     if not reward["integrity"]:
         fault = str(reward.get("integrity_fault"))
         return False, FAULTS.get(fault, fault)
-    if reward["k"] is None:
+    if reward["k"] is None or reward["score"] is None:
         return False, f"not tried: {reward.get('refused') or 'no attempts'}"
     k, n = int(reward["k"]), int(reward["n"])
     tried = f"{k} of {n} attempts gave this answer"
@@ -66,11 +82,12 @@ def challenger_examples(folder: Path) -> Examples:
     accepted: list[tuple[str, Example]] = []
     rejected: list[tuple[str, Example]] = []
     for path in sorted((folder / "dumps").glob("step_*.jsonl"))[-_STEPS:][::-1]:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            is_good, why = verdict(record["reward"])
-            kind = str(record["hop"]) if is_good else why.rpartition(": ")[2][:20]
-            (accepted if is_good else rejected).append((kind, _of_dump(record, why)))
+        for record in read_json_lines(path, DumpLine):
+            with suppress(KeyError, ValueError):  # the page counts the lines that cannot be read
+                msgspec.convert(record["reward"], CHALLENGED)
+                is_good, why = verdict(record["reward"])
+                kind = str(record["hop"]) if is_good else why.rpartition(": ")[2][:20]
+                (accepted if is_good else rejected).append((kind, _of_dump(record, why)))
     return Examples(
         *([one for _, one in spread(some, lambda pair: pair[0])] for some in (accepted, rejected))
     )
@@ -79,11 +96,8 @@ def challenger_examples(folder: Path) -> Examples:
 def read_examples(folder: Path) -> Examples | None:
     """The examples in a finished stage's report or summary. None without any."""
     for name in (REPORT, SUMMARY):
-        try:
-            kept = json.loads((folder / name).read_text(encoding="utf-8"))["examples"]
-            return Examples.from_dict(kept)
-        except (OSError, ValueError, KeyError, TypeError):  # another stage's file, or cut off by a kill
-            continue
+        with suppress(ValueError, KeyError, AttributeError):  # another stage's file, or cut off by a kill
+            return Examples.from_dict(read_object(folder / name)["examples"])
     return None
 
 

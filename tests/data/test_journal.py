@@ -1,7 +1,6 @@
 """The journal keeps finished records, and only those."""
 
 import errno
-import json
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import DataError
-from data.journal import Journal
+from data.journal import Journal, read_records
 
 WORK = {"model": "a", "prompts": "b"}
 records = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.none(), max_size=3), max_size=5)
@@ -59,13 +58,17 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, line: str) -> None
         Journal(tmp_path / "journal", WORK)
 
 
-def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal", WORK) as journal:
-        journal.append({"n": 1})
-    text = (tmp_path / "journal").read_text()
-    (tmp_path / "journal").write_text(text + "{torn\n" + json.dumps({"n": 2}) + "\n")
-    with pytest.raises(DataError, match="damaged"):
-        Journal(tmp_path / "journal", WORK)
+@pytest.mark.parametrize("line", [b"{torn", b'{"n": "\xff"}', b"[1]", b"[" * 9000, b"\0\0"])
+def test_a_damaged_line_in_the_middle_costs_itself_and_is_counted(
+    tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "journal"
+    with Journal(path, WORK) as journal:
+        journal.append({"n": "a\x85b\u2028c"})
+    path.write_bytes(path.read_bytes() + line + b'\n{"n": 2}\n')
+    with Journal(path, WORK) as journal:
+        assert journal.records == read_records(path) == [{"n": "a\x85b\u2028c"}, {"n": 2}]
+    assert capsys.readouterr().out.count(f"1 damaged lines of {path} are left out") == 2
 
 
 @pytest.fixture

@@ -233,7 +233,7 @@ SYMPTOM = {"check": "samples dropped", "point": "buffer", "text": "5 of the 16 w
 
 
 def flow_record(time: float, **more: Any) -> dict[str, Any]:
-    samples = {"asked": 16.0, "accepted": 8.0, "in_flight": 8.0, "lost": 0.0}
+    samples = {"asked": 16.0, "produced": 8.0, "accepted": 8.0, "in_flight": 8.0, "lost": 0.0}
     points = {"buffer": {"depth": 3, "capacity": 10}, "prompts": {"depth": 0}}
     return {
         **{"time": time, "points": points, "samples": samples, "warmup": False, "waiting": None},

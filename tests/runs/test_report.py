@@ -4,6 +4,7 @@ import base64
 import gzip
 import html
 import json
+import os
 import re
 import shutil
 import threading
@@ -53,6 +54,7 @@ from drzero.runs.report.trajectories import Trajectory, read_trajectories
 from drzero.runs.report.watch import LivePage, live_server
 from drzero.runs.report.write import reported, write_report
 from drzero.runs.run_folder import RunFolder
+from drzero.stages.examples import challenger_examples
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
 from verl_ext.stop_time import STOP_VARIABLE
@@ -282,6 +284,65 @@ def test_a_run_without_events_is_judged_by_its_result_else_by_its_logs(tmp_path:
     assert RunFolder(tmp_path).ending.state == "finished"
 
 
+METRICS, DUMP = "metrics/attempt_001.jsonl", "dumps/step_0001.jsonl"
+UNREAD = f"1 lines hold no trajectory that can be read: {DUMP}:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "told"),
+    [
+        (METRICS, b'100.0}}\n', b'100.0}', f"1 lines, 0 values of {METRICS}"),
+        (METRICS, b'"drzero/collapse/entropy"', b'"drzero/collapse/\xff"', f"1 lines, 0 values of {METRICS}"),
+        (METRICS, b"0.3", b"true", f"0 lines, 1 values of {METRICS}"),
+        (METRICS, b'"step": 1,', b'"step": "1",', f"1 lines, 0 values of {METRICS}"),
+        (METRICS, b'"step": 1,', b'"step": -1,', f"1 lines, 0 values of {METRICS}"),
+        ("heartbeats.jsonl", b'"step": 1,', b'"step": true,', "1 lines of heartbeats.jsonl"),
+        ("samples.jsonl", b"0.5", b'"half"', "1 lines of samples.jsonl"),
+        ("flow.jsonl", b'"depth": 3.0', b'"depth": []', "1 lines of flow.jsonl"),
+        ("logs/events.jsonl", b'"kind": "start"', b'"kind": null', "1 lines of logs/events.jsonl"),
+        (DUMP, b'"score": ', b'"score": NaN, "was": ', "1 of 12 are left out"),
+        (DUMP, b'"score": ', b'"score": 1e308, "was": ', "1 of 12 are left out"),
+        (DUMP, b'"score": ', b'"score": ' + b"9" * 400 + b', "was": ', "1 of 12 are left out"),
+        (DUMP, b'"score": ', b'"score": true, "was": ', UNREAD),
+        (DUMP, b'"hop": 1', b'"hop": ' + b"[" * 9000, UNREAD),
+        (DUMP, b'"n": 5', b'"n": 5000000000', UNREAD),
+        (DUMP, b'"step": 1', b'"step": -1', UNREAD),
+    ],
+)  # fmt: skip
+def test_a_bad_line_or_value_costs_itself_and_is_counted_on_the_page(
+    tmp_path: Path, name: str, old: bytes, new: bytes, told: str
+) -> None:
+    folder = challenger_run(tmp_path / "run")
+    whole = set(page_of(folder).data["charts"])
+    content = (folder / name).read_bytes()
+    assert old in content
+    (folder / name).write_bytes(content.replace(old, new, 1))
+    page = page_of(folder)
+    assert told in page.text and set(page.data["charts"]) == whole
+    kept = challenger_examples(folder)
+    assert kept.accepted and kept.rejected
+
+
+def test_what_is_no_file_among_the_dumps_is_named_and_costs_itself(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1)
+    os.mkfifo(folder / "dumps" / "step_0002.jsonl")
+    (folder / "dumps" / "step_0003.jsonl").mkdir()
+    (folder / "dumps" / "step_0004.jsonl").symlink_to("step_0004.jsonl")
+    page = page_of(folder)
+    assert len(page.rows) == 4 and "3 lines hold no trajectory that can be read" in page.text
+    assert "dumps/step_0002.jsonl (not a regular file)" in page.text
+    assert len(challenger_examples(folder).accepted) == 3
+    write_log(RunFolder(folder))
+
+
+def test_a_line_separator_in_a_document_ends_no_line(tmp_path: Path) -> None:
+    folder = challenger_run(tmp_path / "run", steps=1)
+    row = challenger_row(1, question="Who\u2028is\x85it?") | {"document": "Pendrun\x85Second line."}
+    (folder / "dumps" / "step_0001.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
+    assert [one.document for one in trajectories(folder)] == ["Pendrun\x85Second line."]
+    assert [one.question for one in challenger_examples(folder).accepted] == ["Who\u2028is\x85it?"]
+
+
 def test_an_empty_run_has_a_page_without_curves(tmp_path: Path) -> None:
     (tmp_path / "resolved.yaml").write_text("method: hrpo\n")
     page = page_of(tmp_path)
@@ -477,7 +538,9 @@ def test_rows_that_a_failed_service_spoiled_are_in_the_table_and_in_no_mean(tmp_
 def test_faults_in_a_conversation_are_named() -> None:
     call = SearchCall("{", None, error="the call is not JSON")
     turns = (Turn("x", (call, SearchCall("", ("q",), None, True, "timed out")), truncated=True),)
-    trajectory = Trajectory("f", 1, "k", Conversation(turns), reward={"integrity_fault": "no_answer"})
+    trajectory = Trajectory(
+        "f", 1, "k", Conversation(turns), score=0.0, reward={"integrity_fault": "no_answer"}
+    )
     assert trajectory.failures == ["no answer", "a search failed", "an invalid call", "a turn cut off"]
 
 

@@ -26,7 +26,7 @@ from drzero.cli import main
 from drzero.ops.console import say
 from drzero.ops.notices import Notice
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.records import JsonTail, read_json_lines
+from drzero.ops.records import JsonTail, read_json_lines, shape
 from drzero.recipe.metrics import read_metrics
 from drzero.runs.view.follow import LiveView
 from drzero.runs.view.run_state import RunFacts, RunFiles, RunState, shown_s
@@ -316,7 +316,7 @@ def test_a_line_that_is_cut_off_is_read_once_it_is_whole_and_a_bad_one_costs_its
     whole = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     data = b'no json\n[1]\n{"b": 1}\n' + whole.encode()
     path, read = tmp_path / "tail.jsonl", []
-    tail = JsonTail(path, keys=["a"])
+    tail = JsonTail(path, shape({"a": Any}))
     assert tail.read() == []
     for end in range(len(data) + 1):
         path.write_bytes(data[:end])

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Protocol, cast
 
+import msgspec
+
 
 @dataclass(frozen=True)
 class SearchCall:
@@ -77,13 +79,8 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
-        """From the JSON form. Raises KeyError if a field is missing."""
-        return cls(
-            tuple(
-                Turn(turn["text"], tuple(map(SearchCall.from_dict, turn["calls"])), turn["truncated"])
-                for turn in data["turns"]
-            )
-        )
+        """From the JSON form. Raises KeyError or ValueError if a field is missing or of another type."""
+        return msgspec.convert({"turns": data["turns"]}, cls)
 
 
 class TokenRow(Protocol):

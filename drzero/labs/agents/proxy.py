@@ -9,6 +9,7 @@ Its thread is its own, so an agent that blocks its event loop delays no answer.
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -235,7 +236,8 @@ def readable(body: bytes) -> Any:
 
 def _usage(answer: str) -> dict[str, int]:
     """The usage an answer reports, whole or streamed."""
-    lines = [line.removeprefix("data:").strip() for line in answer.splitlines() if line.startswith("data:")]
+    ended = re.split(r"\r\n|\r|\n", answer)  # as the event stream's standard has it
+    lines = [line.removeprefix("data:").strip() for line in ended if line.startswith("data:")]
     for text in reversed(lines) if lines else [answer]:
         found = readable(text.encode())
         usage = found.get("usage") if isinstance(found, dict) else None

@@ -65,7 +65,7 @@ def resolve(
         if done.returncode != 1 or "Packages were unavailable" in reason:
             raise UserError(f"not checked: {reason}")
         raise VersionConflict(f"ERROR: {reason}")
-    pairs = (line.partition("==") for line in done.stdout.splitlines() if "==" in line)
+    pairs = (line.partition("==") for line in done.stdout.split("\n") if "==" in line)
     return {normalised(name.partition("[")[0]): version.strip() for name, _, version in pairs}
 
 
@@ -129,7 +129,7 @@ def check_installed(image: str) -> list[str]:
             problems.append(f"this project wants {line}, installed is {has or 'nothing'}")
     command = [*_uv(), "pip", "check", "--python", sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    problems += incompatible((done.stdout + done.stderr).splitlines(), versions)
+    problems += incompatible((done.stdout + done.stderr).split("\n"), versions)
     if image == "gpu":
         problems += [*overwritten("flash-attn-4"), *filter(None, [refusal()])]
     return problems

@@ -103,7 +103,7 @@ def _answers(
         except GetTimeoutError:
             answers[node] = {"fault": f"no answer within {_ANSWER_S:.0f} s"}
         except RayError as error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            lines = [line.strip() for line in str(error).split("\n") if line.strip()]
             answers[node] = {"fault": lines[-1][:300] if lines else type(error).__name__}
     return answers
 

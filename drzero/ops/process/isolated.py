@@ -5,7 +5,6 @@
 A process that hangs in a driver and survives SIGKILL is left behind.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drzero.ops.process.child import describe_exit
+from drzero.ops.records import parse_line
 
 _KILLED_WITHIN_S = 5.0
 
@@ -29,8 +29,8 @@ class Ended:
 
     def records(self) -> list[Any]:
         """Return the JSON objects that it printed, one per line."""
-        lines = self.out.splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        found = [parse_line(line.encode()) for line in self.out.split("\n") if line.startswith("{")]
+        return [record for record in found if record is not None]
 
 
 def run_isolated(command: Sequence[str], limit_s: float, env: Mapping[str, str] | None = None) -> Ended:
@@ -63,5 +63,5 @@ def run_isolated(command: Sequence[str], limit_s: float, env: Mapping[str, str] 
 
 def last_line(output: bytes) -> str:
     """Return the last non-empty line, up to 300 characters."""
-    lines = [line for line in output.decode(errors="replace").splitlines() if line.strip()]
+    lines = [line for line in output.decode(errors="replace").split("\n") if line.strip()]
     return lines[-1].strip()[:300] if lines else ""

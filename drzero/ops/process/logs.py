@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drzero.ops import console
-from drzero.ops.notices import notice_of, plain
+from drzero.ops.notices import notice_of, shown_line
 from drzero.ops.records import append_json_lines
 
 _LEVEL_BELOW_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|Warning:")
@@ -74,8 +74,7 @@ class LogTee(threading.Thread):
                 self._line(pending)
 
     def _line(self, raw: bytes) -> None:
-        # A progress bar rewrites its line with carriage returns; keep its last state.
-        line = plain(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+        line = shown_line(raw)
         self.tail.append(line)
         is_error = looks_like_error(line)
         if is_error and self.first_error is None:

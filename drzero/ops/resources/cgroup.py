@@ -115,7 +115,7 @@ _VERSION_2 = _Files("memory.max", "memory.current", "inactive_file", "memory.eve
 def _hierarchies(cgroups: Path, membership: Path) -> Iterator[tuple[list[Path], list[Path], _Files]]:
     """Yield where this process's memory cgroup may be, its parents (nearest first), and its file names."""
     with suppress(OSError):
-        for line in membership.read_text().splitlines():
+        for line in filter(None, membership.read_text().split("\n")):
             number, controllers, path = line.split(":", 2)
             if number == "0":
                 roots, files = [cgroups, cgroups / "unified"], _VERSION_2
@@ -144,7 +144,7 @@ def _limits(cgroups: Path, membership: Path) -> Iterator[tuple[int, int]]:
 
 def _field(path: Path, name: str) -> int | None:
     with suppress(OSError, ValueError):
-        for line in path.read_text().splitlines():
+        for line in path.read_text().split("\n"):
             key, _, value = line.partition(" ")
             if key == name:
                 return int(value)

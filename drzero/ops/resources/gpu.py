@@ -64,5 +64,5 @@ def gpus_here(devices: Path = Path("/dev"), limit_s: float = _LISTED_WITHIN_S) -
     if shutil.which("nvidia-smi") is not None:
         listed = run_isolated(("nvidia-smi", "--list-gpus"), limit_s)
         if listed.fault is None:
-            return sum(line.startswith("GPU ") for line in listed.out.splitlines())
+            return sum(line.startswith("GPU ") for line in listed.out.split("\n"))
     return sum(path.name.removeprefix("nvidia").isdigit() for path in devices.glob("nvidia*"))

@@ -102,7 +102,7 @@ def read_counters(url: str, timeout_s: float = 1.0) -> dict[str, float]:
     except (OSError, ValueError, http.client.HTTPException):
         return {}
     counters: dict[str, float] = {}
-    for line in page.decode(errors="replace").splitlines() if status == HTTPStatus.OK else ():
+    for line in page.decode(errors="replace").split("\n") if status == HTTPStatus.OK else ():
         with suppress(ValueError):  # parse line by line, so that a malformed line costs only itself
             for family in text_string_to_metric_families(line):
                 for sample in family.samples:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from drzero.ops.causes import first_cause
 from drzero.ops.console import say
-from drzero.ops.notices import plain
+from drzero.ops.files import open_regular
+from drzero.ops.notices import shown_line
 from drzero.ops.process.child import Child
 from drzero.ops.process.logs import looks_like_error
 from drzero.ops.process.tree import STOPPED, descendants
@@ -68,10 +69,10 @@ def first_error(log: Path, offset: int = 0) -> str | None:
 
 def error_lines(path: Path, offset: int = 0) -> list[str]:
     """Return the lines that look like errors from `offset` bytes on, at most in the last MiB."""
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open_regular(path) as file:
         file.seek(max(offset, os.fstat(file.fileno()).st_size - (1 << 20)))
-        text = file.read().decode(errors="replace")
-        lines = [line.strip() for line in map(plain, text.splitlines()) if looks_like_error(line)]
+        data = file.read()
+        lines = [line.strip() for line in map(shown_line, data.split(b"\n")) if looks_like_error(line)]
         return lines[:200]
     return []
 

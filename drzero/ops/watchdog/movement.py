@@ -19,7 +19,7 @@ from typing import Literal
 
 from drzero.ops.flow.snapshot import FlowPoint, Snapshot, WaitsOn, far_end, undrained
 from drzero.ops.flow.workers import finished, read_workers
-from drzero.ops.records import BEAT_KEYS, JsonTail
+from drzero.ops.records import BeatLine, JsonTail
 from drzero.ops.services.services import Service
 
 _GONE_S = 15.0
@@ -118,7 +118,7 @@ class PhaseClock:
 
     def __init__(self, path: Path, patience: Patience, started: float) -> None:
         """Follow `path` from its current end. Until the first beat the phase is the start-up."""
-        self._tail = JsonTail(path, BEAT_KEYS, path.stat().st_size if path.exists() else 0)
+        self._tail = JsonTail(path, BeatLine, path.stat().st_size if path.exists() else 0)
         self._patience = patience
         self._durations: defaultdict[str, list[float]] = defaultdict(list)
         self._silences: defaultdict[str, list[float]] = defaultdict(list)
@@ -130,10 +130,7 @@ class PhaseClock:
     def read(self) -> None:
         """Read the new heartbeats."""
         for record in self._tail.read():
-            try:
-                beat = Beat(float(record["time"]), int(record["step"]), str(record["phase"]))
-            except (TypeError, ValueError):
-                continue  # a bad line costs itself
+            beat = Beat(float(record["time"]), record["step"], record["phase"])
             self.moved(beat.time)
             self._durations[self.beat.phase].append(beat.time - self.beat.time)
             self._silences[self.beat.phase].append(self._longest)

@@ -150,7 +150,7 @@ def _facts(run: RunRecords) -> dict[str, str]:
     if restarts:
         facts["restarts"] = ", ".join(f"{name} {count}" for name, count in restarts.items())
     if run.unreadable:
-        facts["unreadable"] = ", ".join(f"{name}: {count} lines" for name, count in run.unreadable.items())
+        facts["unreadable"] = ", ".join(f"{name}: {what}" for name, what in run.unreadable.items())
     return facts
 
 

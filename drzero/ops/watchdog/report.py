@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from drzero.ops.files import open_regular
 from drzero.ops.flow.workers import ages
 from drzero.ops.watchdog.diagnosis import Diagnosis, Landmarks, Situation
 from drzero.ops.watchdog.stacks import Stack, group_stacks
@@ -64,12 +65,12 @@ def grouped(stacks: Sequence[Stack], landmarks: Landmarks) -> list[str]:
 def last_line(path: Path) -> str:
     """Return the last complete line of a file, or an empty string."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(os.fstat(file.fileno()).st_size - 64 * 1024, 0))
-            lines = file.read().decode(errors="replace").rpartition("\n")[0].splitlines()
+            lines = file.read().decode(errors="replace").rpartition("\n")[0].split("\n")
     except OSError:
         return ""
-    return lines[-1] if lines else ""
+    return lines[-1]
 
 
 def _bullets(lines: Iterable[str]) -> str:

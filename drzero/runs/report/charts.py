@@ -240,7 +240,7 @@ def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
 
 
 def _flow(run: RunFolder) -> list[Chart]:
-    rated = [record for record in run.flow if record["rates"]]
+    rated = [record for record in run.flow if record.get("rates")]
     rates = [
         (name, [{"time": record["time"], "value": record["rates"].get(name)} for record in rated])
         for name in ("produced", "accepted", "invalid", "stale")

@@ -151,7 +151,9 @@ def _row_checks(run: RunFolder, tally: Tally) -> Iterator[RunCheck]:
     if not tally.trajectories:
         yield RunCheck("Are there trajectories?", False, "no dump has one")
         return
-    spoiled = f"{tally.invalid} of {tally.trajectories} are left out because a service failed"
+    spoiled = (
+        f"{tally.invalid} of {tally.trajectories} are left out: a service failed, or their score is no number"
+    )
     yield RunCheck("Does every trajectory count?", not tally.invalid, spoiled)
     key = "drzero/rollout/token_drift_rate"
     if drift := [metrics[key] for metrics in run.steps.values() if key in metrics]:

@@ -113,6 +113,6 @@ def _call(call: SearchCall, pattern: re.Pattern[str] | None, source: str) -> Sho
     passages = set(shown_passages(response))
     lines = [
         ResponseLine(highlighted(line, pattern), line in passages and bool(pattern and pattern.search(line)))
-        for line in response.splitlines()
+        for line in response.split("\n")
     ]
     return ShownCall(call, lines, cut(call.raw, source))

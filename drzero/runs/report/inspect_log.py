@@ -126,7 +126,7 @@ def _sample(trajectory: Trajectory) -> Record:
         parts = {name: {"value": v, "explanation": why.get(name)} for name, v in trajectory.parts.items()}
         sample["scores"] = {"reward": total, **parts}
     else:
-        sample["error"] = _error(str(trajectory.reward.get("reason_invalid") or "a service failed"))
+        sample["error"] = _error(explain(trajectory)[0].reason)
     return sample
 
 

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from drzero.ops.records import Record, read_json_lines
+from data.solver_rows import REJECTS
+from drzero.ops.records import Record, read_json_lines, read_object
 from drzero.runs.loop_folder import stages
 from drzero.runs.report.charts import Chart, counts_chart, scores_chart
 from drzero.runs.report.figures import hops
-from drzero.runs.run_folder import RunFolder, read_object
+from drzero.runs.report.trajectories import RejectLine
+from drzero.runs.run_folder import RunFolder
 
 _EXAMPLES = 3
 
@@ -67,11 +69,11 @@ def score_changes(run: RunFolder) -> list[Record]:
 def gate_outcomes(folder: Path) -> list[GateOutcome]:
     """What each gate of the synthesis in `folder` judged and refused."""
     refused: dict[str, list[tuple[str, str, str]]] = {}
-    for prompt in read_json_lines(folder / "rejects.jsonl"):
-        for sample in prompt.get("samples") or ():
-            for reason in sample.get("reasons") or ():
-                gate = str(reason).partition(":")[0].replace(" ", "_")
-                shown = (str(sample.get("question")), str(sample.get("answer")), str(reason))
+    for prompt in read_json_lines(folder / REJECTS, RejectLine):
+        for sample in prompt["samples"]:
+            for reason in sample["reasons"]:
+                gate = reason.partition(":")[0].replace(" ", "_")
+                shown = (str(sample.get("question")), str(sample.get("answer")), reason)
                 refused.setdefault(gate, []).append(shown)
     gates = read_object(folder / "report.json").get("gates") or {}
     return [

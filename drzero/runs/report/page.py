@@ -32,7 +32,7 @@ from drzero.runs.report.checklist import component_states, training_checks
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.table import PACK_SIZE, TrajectoryTable
 from drzero.runs.report.text import FOLDER, TEMPLATES, visible
-from drzero.runs.report.trajectories import read_trajectories, trajectory_files
+from drzero.runs.report.trajectories import count_lines, read_trajectories, trajectory_files
 from drzero.runs.run_folder import MANIFEST, RunFolder
 from drzero.stages.examples import read_examples
 from drzero.stages.preview_report import cost_lines
@@ -91,7 +91,7 @@ def waiting_page(reason: str) -> str:
 def _read(run: RunFolder) -> tuple[TrajectoryTable, Tally, list[str]]:
     parts = stage_runs(run) if run.kind == "loop" else [run]
     files = [path for part in parts for path in trajectory_files(part)]
-    table = TrajectoryTable(sum(1 for path in files for _ in path.open("rb")))
+    table = TrajectoryTable(sum(map(count_lines, files)))
     tally, unreadable = Tally(), list[str]()
     for part in parts:
         for trajectory in read_trajectories(part, unreadable):
@@ -147,7 +147,7 @@ def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
         "config as run": f"{RESOLVED}.yaml" if run.config else None,
         "manifest": MANIFEST if run.kind == "loop" else None,
         "versions": versions(run) if run.kind == "loop" else run.versions,
-        "unreadable": ", ".join(f"{count} lines of {name}" for name, count in run.unreadable.items()) or None,
+        "unreadable": ", ".join(f"{what} of {name}" for name, what in run.unreadable.items()) or None,
         "folder": str(run.folder),
     }
     return {name: value for name, value in facts.items() if value is not None}

@@ -22,10 +22,9 @@ class Part:
 
 def explain(trajectory: Trajectory) -> list[Part]:
     """The parts in the order they add up, or the gates' verdicts on a sample."""
-    if trajectory.score is None:
-        return []
-    if not trajectory.valid:
-        reason = str(trajectory.reward.get("reason_invalid") or "a service failed")
+    if trajectory.score is None or not trajectory.valid:
+        why = "its score is no number" if trajectory.valid else "a service failed"
+        reason = str(trajectory.reward.get("reason_invalid") or why)
         return [Part("reward", None, f"counts in no statistic: {reason}")]
     if "parts" in trajectory.reward:
         total = Part("reward", trajectory.reward.get("score"), "of the environment")

@@ -5,20 +5,29 @@ Files are read line by line, because they may be larger than memory. docs/dumps.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from data.parquet_io import read_parquet
 from data.solver_rows import REJECTS, TRAIN, VAL
-from drzero.ops.records import Record, read_json_lines
+from drzero.ops.files import open_regular
+from drzero.ops.records import Record, Step, json_lines, shape
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.evaluate import ANSWERS
+from drzero.stages.examples import CHALLENGED, DumpLine
 from drzero.stages.result import FOUND, SAMPLES
 from verl_ext.method.challenger_reward import extract_pair
 from verl_ext.method.trajectory import Trajectory as Conversation
 
+_FoundLine = shape({"prompt_index": Step, "accepted": bool, "reasons": list[str]})
+_REFUSED = shape({"sample": Step, "reasons": list[str]})
+RejectLine = shape({"prompt_index": Step, "hop": Step, "doc_id": str | None, "samples": list[_REFUSED]})  # type: ignore[valid-type]
+"""A line of `rejects.jsonl` as its readers need it."""
 PARTS = ("difficulty", "format", "think", "tool", "answer_part", "f1")
 
 
@@ -75,6 +84,8 @@ class Trajectory:
         """What went wrong in it, each in a few words."""
         calls = self.conversation.calls
         found = [] if self.valid else ["not counted: a service failed"]
+        if self.valid and self.score is None:
+            found.append("not counted: its score is no number")
         if fault := self.reward.get("integrity_fault"):
             found.append(str(fault).replace("_", " "))
         if refused := self.reward.get("refused"):
@@ -104,42 +115,67 @@ def read_trajectories(run: RunFolder, unreadable: list[str]) -> Iterator[Traject
     """Every trajectory in the order of the files. Unreadable lines are added to `unreadable` as FILE:LINE."""
     parse: Callable[..., Trajectory] = _rollout if run.kind in ("training", "preview") else _answer
     if run.kind == "synthesize":
-        parse = partial(_sample, _fates(run.folder))
+        parse = partial(_sample, _fates(run.folder, unreadable))
     elif run.kind == "preview":
-        parse = partial(
-            _previewed, {int(each["prompt_index"]): each for each in read_json_lines(run.folder / FOUND)}
-        )
+        found = _lines(run.folder / FOUND, run.folder, unreadable, _FoundLine)
+        parse = partial(_previewed, {each["prompt_index"]: each for _, each in found})
     for path in trajectory_files(run):
-        source = path.relative_to(run.folder).as_posix()
-        with path.open("rb") as file:
-            for line, raw in enumerate(file, 1):
-                try:
-                    record = json.loads(raw)
-                    if "trajectory" in record:  # a journal begins with its conditions
-                        yield parse(record, source=source, line=line)
-                except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    unreadable.append(f"{source}:{line}")
+        for line, record in _lines(path, run.folder, unreadable):
+            source = path.relative_to(run.folder).as_posix()
+            try:
+                if "identity" not in record:  # a journal begins with its conditions
+                    yield parse(record, source=source, line=line)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                unreadable.append(f"{source}:{line}")
+
+
+def count_lines(path: Path) -> int:
+    """The lines of a file, 0 if it cannot be read."""
+    with suppress(OSError), open_regular(path) as file:
+        return sum(1 for _ in file)
+    return 0
+
+
+def _lines(path: Path, folder: Path, unreadable: list[str], of: Any = Record) -> Iterator[tuple[int, Record]]:
+    source = path.relative_to(folder).as_posix()
+    try:
+        for line, record in json_lines(path, of):
+            if record is None:
+                unreadable.append(f"{source}:{line}")
+            else:
+                yield line, record
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        unreadable.append(f"{source} ({error.strerror})")
 
 
 def _rollout(record: Record, **at: Any) -> Trajectory:
+    msgspec.convert(record, DumpLine)
     reward = dict(record["reward"])
+    if "integrity" in reward:
+        msgspec.convert(reward, CHALLENGED)
     return Trajectory(
         **at,
         key=str(record["key"]),
         conversation=_conversation(record["trajectory"]),
         observations=_observations(record["trajectory"]),
-        step=int(record["step"]),
-        hop=int(record["hop"] or 0),
-        score=float(reward["score"]),
-        valid=bool(reward.get("valid", True)),
+        step=record["step"],
+        hop=record["hop"] or 0,
+        score=reward["score"],
+        valid=reward.get("valid", True),
         reward=reward,
-        question=record.get("question"),
+        question=_text(record.get("question")),
         answer=reward.get("answer"),
         targets=tuple(record.get("targets") or ()),
-        doc_id=record.get("doc_id"),
+        doc_id=_text(record.get("doc_id")),
         document=record.get("document"),
         attempts=tuple(map(_attempt, record.get("attempts") or ())),
     )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)  # the id of an environment's row may be a number
 
 
 def _conversation(record: Mapping[str, Any]) -> Conversation:
@@ -157,13 +193,16 @@ def _conversation(record: Mapping[str, Any]) -> Conversation:
 
 
 def _observations(record: Mapping[str, Any]) -> tuple[str | None, ...]:
-    return tuple(turn.get("observation") for turn in record["turns"]) if "opening" in record else ()
+    if "opening" not in record:
+        return ()
+    return tuple(_text(turn.get("observation")) for turn in record["turns"])
 
 
 def _attempt(record: Mapping[str, Any]) -> Attempt:
     conversation = Conversation.from_dict(record["trajectory"])
     failure = None if record["finished"] else str(record["failure"] or "unfinished")
-    return Attempt(conversation, record["answer"], bool(record["right"]), failure, int(record["searches"]))
+    answer = _text(record["answer"])
+    return Attempt(conversation, answer, bool(record["right"]), failure, int(record["searches"]))
 
 
 def _answer(record: Record, **at: Any) -> Trajectory:
@@ -176,8 +215,8 @@ def _answer(record: Record, **at: Any) -> Trajectory:
         score=float(record["right"]),
         reward={name: record[name] for name in ("f1", "parts", "undeclared_calls") if name in record},
         # An environment's rows have no question and no answer, but an id.
-        question=record.get("question", record["key"]),
-        answer=record.get("answer"),
+        question=_text(record.get("question", record["key"])),
+        answer=_text(record.get("answer")),
         targets=tuple(map(str, record.get("targets", ()))),
         doc_id=str(record["benchmark"]),
     )
@@ -201,7 +240,7 @@ class _Fate:
     """Its question in the solver's data."""
 
 
-def _fates(folder: Path) -> dict[int, _Fate]:
+def _fates(folder: Path, unreadable: list[str]) -> dict[int, _Fate]:
     fates = {}
     for name in (TRAIN, VAL):
         if (folder / name).is_file():
@@ -209,9 +248,9 @@ def _fates(folder: Path) -> dict[int, _Fate]:
                 fates[int(info["index"])] = _Fate(
                     int(info["hop"]), info["doc_id"], info["document"], taken=info["question"]
                 )
-    for record in read_json_lines(folder / REJECTS):
-        refused = {int(sample["sample"]): tuple(sample["reasons"]) for sample in record["samples"]}
-        fates[int(record["prompt_index"])] = _Fate(int(record["hop"]), record["doc_id"], refused=refused)
+    for _, record in _lines(folder / REJECTS, folder, unreadable, RejectLine):
+        refused = {sample["sample"]: tuple(sample["reasons"]) for sample in record["samples"]}
+        fates[record["prompt_index"]] = _Fate(record["hop"], record["doc_id"], refused=refused)
     return fates
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Self
+from typing import Any, Self
 
 from omegaconf import DictConfig
 
@@ -122,10 +122,10 @@ class RunFiles:
         self.state = RunState(facts)
         self._since = since
         self._metrics = MetricsTail(folder)
-        self._event_tail = JsonTail(folder / "logs" / records.EVENTS_FILE, records.EVENT_KEYS)
-        self._beats = JsonTail(folder / records.HEARTBEATS, records.BEAT_KEYS)
-        self._samples = _last_of(folder / records.SAMPLES_FILE, records.SAMPLE_KEYS)
-        self._flow = _last_of(folder / records.FLOW_FILE, ("time", "waiting"))
+        self._event_tail = JsonTail(folder / "logs" / records.EVENTS_FILE, records.EventLine)
+        self._beats = JsonTail(folder / records.HEARTBEATS, records.BeatLine)
+        self._samples = _last_of(folder / records.SAMPLES_FILE, records.SampleLine)
+        self._flow = _last_of(folder / records.FLOW_FILE, records.FlowLine)
         self._events: list[Record] = []
         self._changed: dict[str, float] = {}
 
@@ -141,8 +141,8 @@ class RunFiles:
         state.beats += [beat for beat in self._beats.read() if beat["time"] >= since]
         self._take_samples([sample for sample in self._samples.read() if sample["time"] >= since])
         for snapshot in self._flow.read():
-            state.waits_for = snapshot["waiting"] if snapshot["time"] >= since else None
-        logged = self._metrics.read()
+            state.waits_for = snapshot.get("waiting") if snapshot["time"] >= since else None
+        logged = list(self._metrics.stream())
         for step, metrics in logged:
             add_step(state.metrics, step, metrics)
         state.metrics = dict(sorted(state.metrics.items()))
@@ -168,12 +168,12 @@ class RunFiles:
                 self.state.components[component] = str(sample["state"])
 
 
-def _last_of(path: Path, keys: tuple[str, ...]) -> JsonTail:
+def _last_of(path: Path, of: Any) -> JsonTail:
     """Of a long run only the end: it may have records of days."""
     offset = 0
     with suppress(OSError):
         offset = max(path.stat().st_size - _LAST_BYTES, 0)
-    return JsonTail(path, keys, offset)
+    return JsonTail(path, of, offset)
 
 
 def shown_s(seconds: float) -> str:
