@@ -40,7 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from drzero.ops.records import read_json_lines
-from drzero.ops.services.services import ServiceGroup
+from drzero.ops.services.services import ServiceGroup, ServiceSpec
 from drzero.ops.watchdog.movement import Patience
 
 DEAD_S, HUNG_S, SILENT_S = 5.0, 20.0, 60.0
@@ -119,29 +119,23 @@ def ranks(fault: str, start_s: float = 25.0) -> Play:
 
 def with_retrieval(signum: signal.Signals, fault: str = "", restarts: int = 0) -> Play:
     """The real retrieval server, which gets a signal in the second step."""
-
-    def play(world: World, folder: Path) -> Outcome:
-        service = retrieval_service(folder, world.corpus, fault, restarts)
-        arguments = ["--retrieval", address(service), "--pause", "2"]
-        # The limit is far: a dead or hung service must be known long before.
-        limits = replace(LIMITS, cold_start_s=90, floor_s=90)
-        return run_with_fault(
-            folder, "driver.py", arguments, [service], _sender("retrieval", signum), limits=limits
-        )
-
-    return play
+    return _with_service(
+        "retrieval", signum, lambda world, folder: retrieval_service(folder, world.corpus, fault, restarts)
+    )
 
 
 def with_solver(signum: signal.Signals, fault: str = "") -> Play:
     """The reference engine's server, which gets a signal in the second step."""
+    return _with_service("solver", signum, lambda world, folder: solver_service(folder, world.model, fault))
 
+
+def _with_service(name: str, signum: signal.Signals, made: Callable[[World, Path], ServiceSpec]) -> Play:
     def play(world: World, folder: Path) -> Outcome:
-        service = solver_service(folder, world.model, fault)
-        arguments = ["--solver", address(service), "--pause", "2"]
+        service = made(world, folder)
+        arguments = [f"--{name}", address(service), "--pause", "2"]
+        # The limit is far: a dead or hung service must be known long before.
         limits = replace(LIMITS, cold_start_s=90, floor_s=90)
-        return run_with_fault(
-            folder, "driver.py", arguments, [service], _sender("solver", signum), limits=limits
-        )
+        return run_with_fault(folder, "driver.py", arguments, [service], _sender(name, signum), limits=limits)
 
     return play
 

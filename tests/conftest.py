@@ -275,6 +275,22 @@ def fresh_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         found.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def queue() -> Iterator[None]:
+    """veRL's data system in this process, with one storage unit."""
+    import ray
+    import transfer_queue as tq
+
+    with pytest.MonkeyPatch.context() as patch:
+        # With Ray's niceness of 15, workers would starve next to other tests.
+        patch.setenv("RAY_worker_niceness", "0")
+        ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
+        yield
+        tq.close()
+        ray.shutdown()
+
+
 @pytest.fixture
 def start_peer() -> Iterator[StartPeer]:
     """Start servers that answer POST requests at one path by a function, and GET requests by fixed JSON."""

@@ -18,7 +18,7 @@ import uvicorn
 from conftest import StartPeer
 from fastapi import FastAPI, Request
 from solver_rows import solver_row
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_model import save_tiny_model
 
 from data.parquet_io import training_row, write_training_rows
 from data.question_rows import FieldNames
@@ -46,25 +46,8 @@ LIMITS = Tolerances(0.001, 1e-4, 0.005, 0.0, 0.05, 1e-5)
 @pytest.fixture(scope="module")
 def model_folder(smollm2_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "sure"
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(smollm2_tokenizer),
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=CONTEXT,
-            initializer_range=0.2,
-            eos_token_id=smollm2_tokenizer.eos_token_id,
-        )
-    )
-    with torch.no_grad():
-        model.model.norm.weight *= 6
-    model.save_pretrained(folder)
-    smollm2_tokenizer.save_pretrained(folder)
-    return folder
+    spread = {"initializer_range": 0.2, "tie_word_embeddings": False}
+    return save_tiny_model(folder, tokenizer=smollm2_tokenizer, surer=6, **spread)
 
 
 @pytest.fixture(scope="module")

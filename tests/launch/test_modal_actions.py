@@ -31,11 +31,21 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
-        plane.answer("ask", lambda module, words: 0)
-        plane.answer("check_gpu_image", lambda: 0)
-        plane.answer("cpu_stage", lambda request: FINISHED)
-        plane.answer("gpu_stage", lambda request: FINISHED)
+        answer_as_usual(plane)
         yield plane
+
+
+def answer_as_usual(plane: ControlPlane) -> None:
+    plane.answer("ask", lambda module, words: 0)
+    plane.answer("check_gpu_image", lambda: 0)
+    plane.answer("cpu_stage", lambda request: FINISHED)
+    plane.answer("gpu_stage", lambda request: FINISHED)
+
+
+@pytest.fixture(autouse=True)
+def usual_answers_afterwards(plane):
+    yield
+    answer_as_usual(plane)
 
 
 def calls_of(plane: ControlPlane) -> list[Call]:
@@ -225,7 +235,6 @@ class TestInterrupted:
             done = client.wait(60)
         finally:
             released.set()
-            plane.answer("cpu_stage", lambda request: FINISHED)
         assert done.code == 130
         assert "interrupted: the app ends with it" in done.stderr
         assert "Traceback" not in done.stdout + done.stderr
@@ -255,7 +264,6 @@ class TestDetached:
             plane.wait_stopped(app)
         finally:
             released.set()
-            plane.answer("cpu_stage", lambda request: FINISHED)
         assert call.status == "success"
 
 
@@ -293,7 +301,6 @@ class TestAppFunctions:
             done = client.wait(60)
         finally:
             released.set()
-            plane.answer("gpu_stage", lambda request: FINISHED)
         assert done.code == 0, done.stdout + done.stderr
         command = set(stage_of(plane).args[0].command)
         assert {"base_model=Qwen/Qwen2.5-0.5B-Instruct", "questions_per_benchmark=50"} <= command
@@ -302,10 +309,7 @@ class TestAppFunctions:
 
     def test_a_launch_that_is_refused_ends_with_one_line_of_error(self, plane, checkout):
         plane.answer("ask", lambda module, words: 2)
-        try:
-            done = run_function(plane, checkout, "evaluate", "--overrides", "+a.b='x y'")
-        finally:
-            plane.answer("ask", lambda module, words: 0)
+        done = run_function(plane, checkout, "evaluate", "--overrides", "+a.b='x y'")
         assert done.code == 1
         assert done.stderr.strip().splitlines()[-1].startswith("modal_train: preflight found errors")
         # Once, though the app function is retried: for runs that outlast its time.
@@ -321,36 +325,24 @@ class TestAppFunctions:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("words", "message"),
-        [
-            (["challenger", "--model", "qwen3-9b"], "did you mean 'qwen3-8b'?"),
-        ],
-    )
-    def test_a_mistake_is_one_line_before_anything_reaches_modal(self, plane, checkout, words, message):
+    def test_a_mistake_is_one_line_before_anything_reaches_modal(self, plane, checkout):
         before = len(plane.requests)
-        done = run_action(plane, checkout, *words)
+        done = run_action(plane, checkout, "challenger", "--model", "qwen3-9b")
         assert done.code == 2
         (line,) = done.stderr.strip().splitlines()
-        assert message in line
+        assert "did you mean 'qwen3-8b'?" in line
         assert "AppCreate" not in plane.requests[before:]
 
     def test_errors_of_preflight_end_the_launch_and_no_gpu_is_requested(self, plane, checkout):
         plane.answer("ask", lambda module, words: 2)
-        try:
-            done = run_action(plane, checkout, "challenger")
-        finally:
-            plane.answer("ask", lambda module, words: 0)
+        done = run_action(plane, checkout, "challenger")
         assert done.code == 1
         assert "preflight found errors" in done.stderr
         assert [call.function for call in calls_of(plane)] == ["ask"]
 
     def test_a_model_that_cannot_be_fetched_ends_the_launch(self, plane, checkout):
         plane.answer("ask", lambda module, words: 2 * (words[0] == "fetch-models"))
-        try:
-            done = run_action(plane, checkout, "challenger")
-        finally:
-            plane.answer("ask", lambda module, words: 0)
+        done = run_action(plane, checkout, "challenger")
         assert done.code == 1
         assert "a model could not be fetched" in done.stderr
         preflight, fetched = calls_of(plane)
@@ -361,25 +353,16 @@ class TestRefusals:
             raise FunctionTimeoutError("Task's current input hit its timeout of 86400s")
 
         plane.answer("gpu_stage", time_out)
-        try:
-            done = run_action(plane, checkout, "challenger")
-        finally:
-            plane.answer("gpu_stage", lambda request: FINISHED)
+        done = run_action(plane, checkout, "challenger")
         assert done.code == 1
         assert "modal_train: Modal: FunctionTimeoutError: Task's current input" in done.stderr
         assert "Traceback" not in done.stderr
 
-    @pytest.mark.parametrize(
-        ("flags", "message"),
-        [
-            (["--config-path", "run.yaml"], "put it under config/, or use --action"),
-        ],
-    )
-    def test_a_mistake_in_an_app_functions_flags_is_refused_here(self, plane, checkout, flags, message):
-        done = run_function(plane, checkout, "train", *flags)
+    def test_a_mistake_in_an_app_functions_flags_is_refused_here(self, plane, checkout):
+        done = run_function(plane, checkout, "train", "--config-path", "run.yaml")
         assert done.code == 2
         (line,) = done.stderr.strip().splitlines()
-        assert message in line
+        assert "put it under config/, or use --action" in line
 
     def test_names_of_volumes_that_modal_would_refuse_are_reported_in_one_line(self, plane, checkout):
         env = {"EXPERIMENTER": "", "EXPERIMENT_NAME": "wide"}
@@ -390,10 +373,7 @@ class TestRefusals:
 
     def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane: ControlPlane, checkout: Path) -> None:
         plane.answer("check_gpu_image", lambda: 1)
-        try:
-            done = run_action(plane, checkout, "smoke")
-        finally:
-            plane.answer("check_gpu_image", lambda: 0)
+        done = run_action(plane, checkout, "smoke")
         assert done.code == 1
         (call,) = calls_of(plane)
         assert (call.function, call.spec.gpu) == ("check_gpu_image", None)

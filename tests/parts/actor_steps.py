@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from tiny_model import save_tiny_model
+from transformers import AutoModelForCausalLM
 
 from drzero.recipe.compose import compose_plain, resolve
 
@@ -41,6 +43,15 @@ def make_steps(
     assert run.returncode == 0, run.stderr[-4000:]
     moved: dict[Any, Any] = torch.load(folder / f"moved_{ranks}.pt", weights_only=False)
     return moved
+
+
+def save_policy(folder: Path, tokenizer: Any) -> Path:
+    """A tiny model whose vocabulary is as large as the rows need: each logit takes time."""
+    save_tiny_model(folder, tokenizer=tokenizer)
+    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    policy.resize_token_embeddings(TOKENS)
+    policy.save_pretrained(folder)
+    return folder
 
 
 def make_rows() -> list[Row]:

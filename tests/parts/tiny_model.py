@@ -24,10 +24,15 @@ ANSWERS = ("<answer>Vell</answer>", "<answer>nobody</answer>")
 STEPS, SAMPLED = 300, 2000
 
 
-def save_tiny_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> Path:
+def save_tiny_model(
+    folder: Path, seed: int = 0, tokenizer: Any = None, *, surer: float = 1.0, **config: Any
+) -> Path:
     """Write model and tokenizer to `folder`, and return it. Reading the packaged tokenizer takes seconds."""
     tokenizer = tokenizer or load_base_tokenizer()
-    _new_model(tokenizer, seed).save_pretrained(folder)
+    model = _new_model(tokenizer, seed, **config)
+    with torch.no_grad():
+        model.model.norm.weight *= surer
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -55,7 +60,7 @@ def save_speaking_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> P
     return folder
 
 
-def _new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
+def _new_model(tokenizer: Any, seed: int, **config: Any) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     return LlamaForCausalLM(
         LlamaConfig(
@@ -68,7 +73,7 @@ def _new_model(tokenizer: Any, seed: int) -> LlamaForCausalLM:
             max_position_embeddings=2048,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
-            tie_word_embeddings=True,
+            **{"tie_word_embeddings": True} | config,
         )
     )
 

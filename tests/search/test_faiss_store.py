@@ -320,27 +320,23 @@ def test_the_embedder_that_made_the_vectors_is_accepted(
         store.check_embedder(embedder)
 
 
-def test_another_model_than_made_the_vectors_is_refused(
-    tmp_path: Path, embedder: Embedder, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@pytest.mark.parametrize(
+    ("vectors_of", "said"),
+    [
+        (lambda embedder, texts: unit_vectors(0, len(texts), 32), r"Set retrieval\.embedder"),
+        (lambda embedder, texts: 3 * embedder.encode_passages(texts), "not of unit vectors"),
+    ],
+    ids=["of another model", "not of length one"],
+)
+def test_other_vectors_are_refused(tmp_path: Path, embedder: Embedder, vectors_of: Any, said: str) -> None:
     contents = [contents_of(row) for row in range(10)]
-    path = publish(tmp_path / "wiki", unit_vectors(0, 10, 32), contents=contents)
-    with (
-        closing(FaissIndex(path).open()) as store,
-        pytest.raises(StoreError, match=r"Set retrieval\.embedder"),
-    ):
+    path = publish(tmp_path / "wiki", vectors_of(embedder, contents), contents=contents)
+    with closing(FaissIndex(path).open()) as store, pytest.raises(StoreError, match=said):
         store.check_embedder(embedder)
 
 
 def test_an_index_of_another_dimension_is_refused(store: FaissStore, embedder: Embedder) -> None:
     with pytest.raises(StoreError, match="they have 16 numbers, its own 32"):
-        store.check_embedder(embedder)
-
-
-def test_vectors_that_are_not_of_length_one_are_refused(tmp_path: Path, embedder: Embedder) -> None:
-    contents = [contents_of(row) for row in range(10)]
-    path = publish(tmp_path / "wiki", 3 * embedder.encode_passages(contents), contents=contents)
-    with closing(FaissIndex(path).open()) as store, pytest.raises(StoreError, match="not of unit vectors"):
         store.check_embedder(embedder)
 
 

@@ -376,17 +376,12 @@ def test_full_disk_is_one_clear_error_and_keeps_the_existing_collection(
     assert rows(chroma) == EXPECTED
 
 
-def test_folder_moved_aside_by_a_killed_publish_is_put_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("empty_made_since", [False, True])
+def test_folder_moved_aside_by_a_killed_publish_is_put_back(tmp_path: Path, empty_made_since: bool) -> None:
     (tmp_path / ".db.previous").mkdir()
     (tmp_path / ".db.previous" / "file").write_text("old")
-    recover(tmp_path / "db")
-    assert (tmp_path / "db" / "file").read_text() == "old"
-
-
-def test_folder_moved_aside_is_put_back_although_an_empty_one_was_made_since(tmp_path: Path) -> None:
-    (tmp_path / ".db.previous").mkdir()
-    (tmp_path / ".db.previous" / "file").write_text("old")
-    (tmp_path / "db").mkdir()
+    if empty_made_since:
+        (tmp_path / "db").mkdir()
     recover(tmp_path / "db")
     assert (tmp_path / "db" / "file").read_text() == "old"
 

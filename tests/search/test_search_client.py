@@ -54,10 +54,19 @@ def test_token_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "sesame" not in f"{refused.value} {unavailable.value}"
 
 
-def test_server_failures_are_retried_until_an_answer() -> None:
-    with serving((503, {"detail": "loading"}), (500, "oops"), (200, ANSWER)) as server:
-        assert retrieve(server.url, ["salt"]) == ANSWER["result"]
-    assert len(server.requests) == 3
+@pytest.mark.parametrize(
+    ("failures", "options", "retry_after"),
+    [
+        ([(503, {"detail": "loading"}), (500, "oops")], {}, ""),
+        ([(503, {"detail": "busy"})], {"deadline_s": 3.0}, "600"),
+        ([(0, None)], {"deadline_s": 4.5}, ""),
+    ],
+    ids=["failures", "a wait longer than the deadline, cut for one last attempt", "a hanging connection"],
+)
+def test_server_failures_are_retried_until_an_answer(failures, options, retry_after) -> None:
+    with serving(*failures, (200, ANSWER), retry_after=retry_after) as server:
+        assert retrieve(server.url, ["salt"], **options) == ANSWER["result"]
+    assert len(server.requests) == len(failures) + 1
 
 
 @pytest.mark.parametrize("status", [503, 429])
@@ -74,12 +83,6 @@ def test_busy_server_is_retried_after_the_requested_wait_and_not_by_all_at_once(
     waits = [again - first for first, again in zip(server.times[:6], server.times[6:], strict=True)]
     assert min(waits) >= 0.9
     assert max(waits) - min(waits) > 0.05
-
-
-def test_wait_longer_than_the_deadline_is_cut_for_one_last_attempt() -> None:
-    with serving((503, {"detail": "busy"}), (200, ANSWER), retry_after="600") as server:
-        assert retrieve(server.url, ["salt"], deadline_s=3.0) == ANSWER["result"]
-    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("retry_after", ["Wed, 21 Oct 2026 07:28:00 GMT", "soon", "-1", "1e9", "²"])
@@ -102,12 +105,6 @@ def test_calls_of_all_solver_attempts_are_in_flight_at_once() -> None:
 
         asyncio.run(ask())
     assert len(server.requests) == CONNECTIONS
-
-
-def test_hanging_connection_is_given_up_for_another_attempt() -> None:
-    with serving((0, None), (200, ANSWER)) as server:
-        assert retrieve(server.url, ["salt"], deadline_s=4.5) == ANSWER["result"]
-    assert len(server.requests) == 2
 
 
 def test_client_waits_for_a_server_that_starts_later() -> None:

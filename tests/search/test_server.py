@@ -342,17 +342,23 @@ def test_a_body_without_an_announced_length_is_refused_before_it_is_read_to_the_
     assert read < 12 << 20
 
 
-def test_a_full_queue_is_a_503_with_retry_after(chroma: Path) -> None:
+def while_full(chroma: Path, **request: Any) -> httpx.Response:
+    """The answer to a request while two queries wait, of which two may."""
+
     async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> httpx.Response:
         first = asyncio.create_task(client.post("/retrieve", json={"queries": ["busy"]}))
         await asyncio.sleep(0.05)
         retrieval.batcher.submit(["a", "b"], 3)
-        answer = await client.post("/retrieve", json={"queries": ["c"]})
+        answer = await client.post("/retrieve", **request)
         retrieval.batcher.give_up("the test is over")
         await first
         return answer
 
-    answer = in_process(chroma, BrokenEncoders(), ask, batch=BatchLimits(queue=2))
+    return in_process(chroma, BrokenEncoders(), ask, batch=BatchLimits(queue=2))
+
+
+def test_a_full_queue_is_a_503_with_retry_after(chroma: Path) -> None:
+    answer = while_full(chroma, json={"queries": ["c"]})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "2 queries wait, at most 2 may" in answer.json()["detail"]
 
@@ -366,16 +372,7 @@ def test_a_long_body_is_not_read_while_the_queue_is_full(chroma: Path) -> None:
             read += 1 << 20
             yield b" " * (1 << 20)
 
-    async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> httpx.Response:
-        first = asyncio.create_task(client.post("/retrieve", json={"queries": ["busy"]}))
-        await asyncio.sleep(0.05)
-        retrieval.batcher.submit(["a", "b"], 3)
-        answer = await client.post("/retrieve", content=body(), headers={"Content-Length": str(8 << 20)})
-        retrieval.batcher.give_up("the test is over")
-        await first
-        return answer
-
-    answer = in_process(chroma, BrokenEncoders(), ask, batch=BatchLimits(queue=2))
+    answer = while_full(chroma, content=body(), headers={"Content-Length": str(8 << 20)})
     assert (answer.status_code, answer.headers["connection"], read) == (503, "close", 0)
 
 

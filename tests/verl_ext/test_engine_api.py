@@ -18,7 +18,8 @@ import torch
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForCausalLM
+from tiny_model import save_tiny_model
+from transformers import LlamaForCausalLM
 
 from drzero.ops.bearer import MODEL_KEY, bearer_headers
 from verl_ext.engine.api_server import create_app, main
@@ -33,21 +34,8 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 @pytest.fixture(scope="module")
 def model_folder(smollm2_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random model with the real tokenizer."""
-    folder = tmp_path_factory.mktemp("tiny")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(smollm2_tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.2,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    smollm2_tokenizer.save_pretrained(folder)
-    return folder
+    spread = {"initializer_range": 0.2, "tie_word_embeddings": False}
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), tokenizer=smollm2_tokenizer, **spread)
 
 
 @pytest.fixture(scope="module")

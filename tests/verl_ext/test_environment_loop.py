@@ -1,18 +1,15 @@
 """Any environment in veRL's agent loop: ids as sampled, scores by part, and faults that are not zeros."""
 
-import asyncio
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
+from agent_loops import EPISODES, Engine, run_loop
 from transformers import AutoTokenizer
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
-from verl.utils.dataset.rl_dataset import RLHFDataset
-from verl.workers.rollout.replica import TokenOutput
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from environments.conversation import Conversation
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
@@ -90,24 +87,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-class Engine:
-    """Gives scripted replies, one per call, and records inputs and outputs."""
-
-    def __init__(self, tokenizer: Any, *turns: str) -> None:
-        self._turns = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
-        self._eos = tokenizer.eos_token_id
-        self.inputs: list[list[int]] = []
-        self.outputs: list[list[int]] = []
-
-    async def generate(
-        self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
-    ) -> TokenOutput:
-        ids = [*self._turns[len(self.inputs)], self._eos][: sampling_params["max_tokens"]]
-        self.inputs.append(list(prompt_ids))
-        self.outputs.append(ids)
-        return TokenOutput(token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields={"global_steps": 0})
-
-
 def roll_out(
     tokenizer: Any,
     folder: Path,
@@ -118,29 +97,16 @@ def roll_out(
 ) -> tuple[AgentLoopOutput, Engine]:
     """One rollout of veRL's loop."""
     rollout = {"prompt_length": prompt_length, "response_length": response_length, "multi_turn": {}}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
     engine = Engine(tokenizer, *turns)
-
-    async def run() -> Sequence[AgentLoopOutput]:
-        loop = EnvironmentAgentLoop(
-            trainer_config=DictConfigWrap(config),
-            server_manager=engine,
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=RLHFDataset,
-            data_config=DictConfigWrap(OmegaConf.create({})),
-            hf_model_type="llama",
-            environment="sums",
-            folder=str(folder),
-            options={},
-            max_tokens_per_turn=100,
-            max_turns=None,
-            call_form="hermes",
-        )
-        info = {"row": "train-1", "task": json.dumps(dict(task))}
-        return await loop.run({"temperature": 1.0}, extra_info=info)
-
-    (output,) = asyncio.run(run())
+    row = {"extra_info": {"row": "train-1", "task": json.dumps(dict(task))}}
+    own = {
+        **EPISODES,
+        "environment": "sums",
+        "folder": str(folder),
+        "options": {},
+        "max_tokens_per_turn": 100,
+    }
+    (output,) = run_loop(EnvironmentAgentLoop, rollout, engine, tokenizer, row, **own)
     return output, engine
 
 

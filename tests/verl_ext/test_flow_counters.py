@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
@@ -125,19 +124,6 @@ def test_validation_is_counted_separately(tmp_path: Path) -> None:
     assert record["points"]["validation"]["depth"] == 1
     assert record["samples"]["asked"] == 0
     assert record["warmup"]
-
-
-@pytest.fixture(scope="module")
-def queue() -> Iterator[None]:
-    """veRL's data system in this process, with one storage unit."""
-    with pytest.MonkeyPatch.context() as patch:
-        # With Ray's niceness of 15, workers would starve next to other tests.
-        patch.setenv("RAY_worker_niceness", "0")
-        ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
-        tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-        yield
-        tq.close()
-        ray.shutdown()
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from actor_steps import CLIP, PROMPT, TOKENS, Row, actor_config, make_rows, make_steps
+from actor_steps import CLIP, PROMPT, Row, actor_config, make_rows, make_steps, save_policy
 from omegaconf import OmegaConf
-from tiny_model import save_tiny_model
 from transformers import AutoModelForCausalLM
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
@@ -70,12 +69,7 @@ def ranks(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
-    folder = save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", tokenizer=smollm2_tokenizer)
-    # No row has a later token, and each logit takes time.
-    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    policy.resize_token_embeddings(TOKENS)
-    policy.save_pretrained(folder)
-    return folder
+    return save_policy(tmp_path_factory.mktemp("tiny") / "model", smollm2_tokenizer)
 
 
 @pytest.fixture(scope="module")

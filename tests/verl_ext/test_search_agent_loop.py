@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_loops import Engine, run_loop
 from conftest import Peer, StartPeer, unused_port
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from transformers import AutoTokenizer
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, DictConfigWrap
+from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 from verl.experimental.agent_loop.tool_agent_loop import ToolListWrap
 from verl.experimental.agent_loop.tool_parser import ToolParser
-from verl.utils.dataset.rl_dataset import RLHFDataset
-from verl.workers.rollout.replica import TokenOutput
 
 from data.search_taskset import SearchTaskset
 from environments.row import Row
@@ -55,26 +53,6 @@ def url(start_peer: StartPeer) -> str:
     return start_peer("/retrieve", library).url
 
 
-class Engine:
-    """Gives scripted replies, one per call, and records its inputs."""
-
-    def __init__(self, tokenizer: Any, *turns: str) -> None:
-        self._turns = [tokenizer.encode(turn, add_special_tokens=False) for turn in turns]
-        self._eos = tokenizer.eos_token_id
-        self.inputs: list[list[int]] = []
-        self.caps: list[int] = []
-
-    async def generate(
-        self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
-    ) -> TokenOutput:
-        self.inputs.append(list(prompt_ids))
-        self.caps.append(sampling_params["max_tokens"])
-        ids = [*self._turns[len(self.inputs) - 1], self._eos][: self.caps[-1]]
-        return TokenOutput(
-            token_ids=ids, log_probs=[-1.0] * len(ids), extra_fields={"global_steps": 0}, num_preempted=0
-        )
-
-
 def roll_out(
     tokenizer: Any, url: str, *turns: str, response_length: int = 400, cap: int = 100
 ) -> tuple[AgentLoopOutput, Engine]:
@@ -83,25 +61,12 @@ def roll_out(
     shown = {"max_tool_response_length": 1000, "tool_response_truncate_side": "middle"}
     multi_turn = {"format": PARSER_NAME, **limits, **shown}
     rollout = {"multi_turn": multi_turn, "prompt_length": 300, "response_length": response_length}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {**rollout, "full_determinism": False}}})
     tool = SearchTool({"retrieval_url": url, "topk": 2, "deadline_s": 2.0, "response_limit": 300}, None)
     engine = Engine(tokenizer, *turns)
-
-    async def run() -> AgentLoopOutput:
-        loop = SearchAgentLoop(
-            trainer_config=DictConfigWrap(config),
-            server_manager=engine,
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=RLHFDataset,
-            data_config=DictConfigWrap(OmegaConf.create({})),
-            tools=ToolListWrap([tool]),
-            hf_model_type="llama",
-            max_tokens_per_turn=cap,
-        )
-        return await loop.run({"temperature": 1.0}, raw_prompt=PROMPT, tools_kwargs={}, extra_info={})
-
-    return asyncio.run(run()), engine
+    row = {"raw_prompt": PROMPT, "tools_kwargs": {}, "extra_info": {}}
+    own = {"tools": ToolListWrap([tool]), "max_tokens_per_turn": cap}
+    rollout["full_determinism"] = False
+    return run_loop(SearchAgentLoop, rollout, engine, tokenizer, row, **own), engine
 
 
 def library(request: dict[str, Any]) -> dict[str, Any]:

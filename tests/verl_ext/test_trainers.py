@@ -3,14 +3,13 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
-import ray
 import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf
@@ -53,16 +52,6 @@ LENGTHS = [3, 1, 2, 4, 2, 3, 1, 2]
 TARGETS = {1: ["Oslo", "Christiania"], 2: None, 3: []}
 # The rows' prompts, for GRPO: the same groups as by hop but for row 5, which answers the first prompt.
 PROMPTS = ["a", "b", "a", "c", "a", "a", "a", "a"]
-
-
-@pytest.fixture(scope="module")
-def queue() -> Iterator[None]:
-    """veRL's data system in this process, with one storage unit."""
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
-    tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
-    yield
-    tq.close()
-    ray.shutdown()
 
 
 def nested(rows: list[torch.Tensor]) -> torch.Tensor:

@@ -4,16 +4,23 @@ Loss and gradients come from veRL's own worker in float32. Its rows have uneven 
 padding, and some groups hold one row. Both stages' advantages and losses are tried.
 """
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from actor_steps import PADDING, PROMPT, SPOILED, TOKENS, Row, actor_config, make_steps, training_row
+from actor_steps import (
+    PADDING,
+    PROMPT,
+    SPOILED,
+    TOKENS,
+    Row,
+    actor_config,
+    make_steps,
+    save_policy,
+    training_row,
+)
 from omegaconf import OmegaConf
-from tiny_model import save_tiny_model
-from transformers import AutoModelForCausalLM
 
 from drzero.recipe.compose import compose_plain, resolve
 from verl_ext.method.advantages import group_advantages, hop_advantages
@@ -82,7 +89,7 @@ def updates(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any
 ) -> dict[tuple[str, str, str], dict[str, Any]]:
     """By configuration, method and batches: what one update left."""
-    model = tiny(tmp_path_factory.mktemp("tiny") / "model", smollm2_tokenizer)
+    model = save_policy(tmp_path_factory.mktemp("tiny") / "model", smollm2_tokenizer)
     plain = actor_config(model)
     found = {}
     for name, config in {"plain": plain, "as on GPUs": as_on_gpus(plain)}.items():
@@ -98,15 +105,6 @@ def updates(
         left = make_steps(tmp_path_factory.mktemp("steps"), config, cases, request.param)
         found |= {(name, *case): update for case, update in left.items()}
     return found
-
-
-def tiny(folder: Path, tokenizer: Any) -> Path:
-    """A model of two layers whose vocabulary is as large as the rows need."""
-    save_tiny_model(folder, tokenizer=tokenizer)
-    policy = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    policy.resize_token_embeddings(TOKENS)
-    policy.save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -13,12 +13,10 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
-from omegaconf import OmegaConf
+from agent_loops import EPISODES, run_loop
 from verifiers.v1 import graph
 from verifiers.v1.types import AssistantMessage, Response, TurnTokens, UserMessage
 from verifiers.v1.utils.aio import run_shielded
-from verl.experimental.agent_loop.agent_loop import DictConfigWrap
-from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
 from environments.registry import find
@@ -451,7 +449,6 @@ def test_verls_agent_loop_plays_a_taskset(tokenizer: Any) -> None:
     taskset = find("verifiers:say-words").load(evaluation={}, words=["plum"])
     (row,) = taskset.rows("train", None, seed=0)
     rollout = {"prompt_length": 400, "response_length": 400, "multi_turn": {}}
-    config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}})
     model = Scripted(tokenizer, "no", "plum")
 
     class Manager:
@@ -464,26 +461,12 @@ def test_verls_agent_loop_plays_a_taskset(tokenizer: Any) -> None:
             step = {"global_steps": 3}
             return TokenOutput(token_ids=drawn.ids, log_probs=drawn.log_probs, extra_fields=step)
 
-    async def run() -> list[Any]:
-        loop = EnvironmentAgentLoop(
-            trainer_config=DictConfigWrap(config),
-            server_manager=Manager(),
-            tokenizer=tokenizer,
-            processor=None,
-            dataset_cls=RLHFDataset,
-            data_config=DictConfigWrap(OmegaConf.create({})),
-            hf_model_type="llama",
-            environment="verifiers:say-words",
-            folder=None,
-            options={"evaluation": {}, "words": ["plum"]},
-            max_tokens_per_turn=60,
-            max_turns=None,
-            call_form="hermes",
-        )
-        info = {"row": row.id, "task": json.dumps(dict(row.data))}
-        return await loop.run({"temperature": 0.7}, extra_info=info)
-
-    (output,) = asyncio.run(run())
+    options = {"evaluation": {}, "words": ["plum"]}
+    own = EPISODES | {"environment": "verifiers:say-words", "folder": None, "options": options}
+    drawn = {"extra_info": {"row": row.id, "task": json.dumps(dict(row.data))}}
+    (output,) = run_loop(
+        EnvironmentAgentLoop, rollout, Manager(), tokenizer, drawn, **own, max_tokens_per_turn=60
+    )
     assert output.reward_score == 2.0 and output.extra_fields["token_drift"] == 0
     assert output.extra_fields["global_steps"] == 3
     kept = [v for v, mask in zip(output.response_logprobs, output.response_mask, strict=True) if mask]
