@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ def record(piece: str, step_s: float, code: int = 0) -> Record:
 
 
 @pytest.mark.parametrize("name", PIECES)
-def test_a_piece_composes_and_its_memory_is_known_before_it_runs(name: str, tmp_path: Path) -> None:
+def test_a_piece_composes_and_its_memory_is_known_before_it_runs(name, tmp_path):
     config = compose_stage(PIECES[name].stage, arguments(name, tmp_path, "single_gpu", batch=16))
     assert config.actor_rollout_ref.rollout.name == PIECES[name].engine
     assert config.trainer.v1.trainer_mode == ("sync" if "stock" in name else f"drzero_{config.method}_sync")
@@ -35,20 +34,18 @@ def test_a_piece_composes_and_its_memory_is_known_before_it_runs(name: str, tmp_
     assert {finding.key for finding in report.findings if finding.severity == "error"} <= missing
 
 
-def test_its_page_compares_our_trainer_with_veRLs_without_the_first_step() -> None:
+def test_its_page_compares_our_trainer_with_veRLs_without_the_first_step():
     text = page([record("reference-solver", 11.0), record("stock-solver", 10.0)])
     assert "`reference-solver` takes 1.10 times one of `stock-solver`" in text
     assert "| 9.5 | 11.0 |" in text
 
 
-def test_a_failed_piece_is_named_with_its_reason_and_has_no_figures() -> None:
+def test_a_failed_piece_is_named_with_its_reason_and_has_no_figures():
     text = page([record("reference-solver", 11.0), record("stock-solver", 0, code=1)])
     assert "`stock-solver` failed: out of memory" in text and "times one of" not in text
 
 
-def test_finished_pieces_are_not_run_again_and_the_page_has_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_pieces_are_not_run_again_and_the_page_has_all(tmp_path, monkeypatch):
     (tmp_path / "checkpoints" / "synthesize_iter1").mkdir(parents=True)
     (tmp_path / "checkpoints" / "synthesize_iter1" / "val.parquet").touch()
     (tmp_path / "records").mkdir()
@@ -60,9 +57,7 @@ def test_finished_pieces_are_not_run_again_and_the_page_has_all(
     assert all(f"| {name} |" in (tmp_path / "gpu.md").read_text() for name in PIECES)
 
 
-def test_a_piece_that_fails_is_recorded_and_run_again_by_the_next_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_piece_that_fails_is_recorded_and_run_again_by_the_next_call(tmp_path, monkeypatch, capsys):
     (tmp_path / "checkpoints" / "synthesize_iter1").mkdir(parents=True)
     (tmp_path / "checkpoints" / "synthesize_iter1" / "val.parquet").touch()
     command = ["gpu", "--work", str(tmp_path), "--hardware", "cpu", "reference-solver"]
@@ -73,9 +68,7 @@ def test_a_piece_that_fails_is_recorded_and_run_again_by_the_next_call(
     assert "`reference-solver` failed: no output" in capsys.readouterr().out
 
 
-def test_pieces_of_an_engine_that_is_not_installed_are_left_out_by_name(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_pieces_of_an_engine_that_is_not_installed_are_left_out_by_name(capsys):
     assert list(chosen([], "single_gpu")) == ["reference-solver", "stock-solver", "reference-challenger"]
     assert "sglang-challenger: SGLang is not installed here" in capsys.readouterr().out
 
@@ -83,7 +76,7 @@ def test_pieces_of_an_engine_that_is_not_installed_are_left_out_by_name(
 @pytest.mark.slow("a run of three steps; the rest of the script is tested in the first tier")
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
-def test_a_piece_runs_without_a_gpu_and_leaves_its_record(tmp_path: Path, speaking_model: Path) -> None:
+def test_a_piece_runs_without_a_gpu_and_leaves_its_record(tmp_path, speaking_model):
     gpu.prepare(tmp_path)
     policy = tmp_path / "corpus" / "models" / "demo-policy"
     shutil.rmtree(policy)

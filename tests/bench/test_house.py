@@ -1,7 +1,5 @@
 """bench/house.py on a small library written for the test."""
 
-from pathlib import Path
-
 import pytest
 
 from bench.house import measure, table, used_once
@@ -45,7 +43,7 @@ COMMANDS = {
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def checkout(tmp_path):
     files = {
         "drzero/__init__.py": '"""Stages."""\n',
         "drzero/stage.py": STAGE,
@@ -62,7 +60,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_and_functions_are_counted_without_tests(checkout: Path) -> None:
+def test_files_and_functions_are_counted_without_tests(checkout):
     found = measure(checkout)
     assert found["files"] == "6"
     assert found["lines"] == str(3 + sum(text.count("\n") for text in (STAGE, COST, CLI)))
@@ -71,7 +69,7 @@ def test_files_and_functions_are_counted_without_tests(checkout: Path) -> None:
     assert found["private functions used once, of private"] == "50 % (1)"
 
 
-def test_imports_are_counted_between_rooms_and_modules(checkout: Path) -> None:
+def test_imports_are_counted_between_rooms_and_modules(checkout):
     found = measure(checkout)
     assert found["modules by room"] == (
         "verl_ext 1, drzero.cli 1, drzero.cost 1, drzero.report 1, drzero.stage 1"
@@ -80,7 +78,7 @@ def test_imports_are_counted_between_rooms_and_modules(checkout: Path) -> None:
     assert found["rooms: number, arrows, circles"] == "5, 4, 1 (drzero.cost↔drzero.stage)"
 
 
-def test_the_loop_needs_the_modules_of_its_commands_and_of_the_configs(checkout: Path) -> None:
+def test_the_loop_needs_the_modules_of_its_commands_and_of_the_configs(checkout):
     found = measure(checkout)
     assert found["evolve and its stages need: modules, lines"].startswith("5, ")
     assert found["evolve and its stages need without flow, preflight, report, watchdog: modules, lines"] == (
@@ -88,13 +86,13 @@ def test_the_loop_needs_the_modules_of_its_commands_and_of_the_configs(checkout:
     )
 
 
-def test_private_functions_used_once_are_listed_by_room(checkout: Path) -> None:
+def test_private_functions_used_once_are_listed_by_room(checkout):
     assert list(used_once(checkout, "drzero")) == ["drzero/stage.py:13 _start"]
     assert list(used_once(checkout, "drzero/stage.py")) == ["drzero/stage.py:13 _start"]
     assert not list(used_once(checkout, "search"))
 
 
-def test_the_table_has_a_column_for_each_checkout_and_each_peer(checkout: Path) -> None:
+def test_the_table_has_a_column_for_each_checkout_and_each_peer(checkout):
     head, *lines = table({"before": measure(checkout), "after": measure(checkout)})
     assert head.startswith("| | before | after | verifiers |")
     assert {line.count("|") for line in lines} == {head.count("|")}

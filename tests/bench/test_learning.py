@@ -46,9 +46,7 @@ def rows(shown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if line]
 
 
-def test_arms_are_summed_up_over_their_seeds_and_compared_with_the_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arms_are_summed_up_over_their_seeds_and_compared_with_the_first(tmp_path, capsys):
     for seed, right in enumerate(([2, 6], [2, 8], [2, 7, 9]), start=1):  # the third is one iteration ahead
         loop(tmp_path / "plain" / f"seed{seed}", right, {1: [0.75, 0.25 * seed]})
     for seed, right in ((1, [2, 9]), (3, [2, 12]), (4, [2])):  # the last has evaluated the base alone
@@ -68,9 +66,7 @@ def test_arms_are_summed_up_over_their_seeds_and_compared_with_the_first(
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_loops_steps_count_through_its_iterations(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_loops_steps_count_through_its_iterations(tmp_path, capsys):
     main([str(loop(tmp_path / "one", [1, 1, 1], {1: [0.2, 0.4], 2: [0.6, 0.9]}))])
     shown = rows(capsys.readouterr().out)
     ends = {row[1]: row[2:4] for row in shown if row[:1] == ["one"] and "step" not in row[1]}
@@ -78,27 +74,27 @@ def test_a_loops_steps_count_through_its_iterations(
     assert ends["solver: exact match on its own questions"] == ["0.100", "0.400"]
 
 
-def test_training_runs_alone_are_seeds_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_runs_alone_are_seeds_too(tmp_path, capsys):
     runs = [trained(tmp_path / str(i), {1: 0.5, 4: last}, "challenger") for i, last in enumerate((0.5, 1.0))]
     main([f"train={runs[0]},{runs[1]}"])
     (row,) = (row for row in rows(capsys.readouterr().out) if row[0] == "train")
     assert row[2:5] == ["0.500", "0.750", "+0.250"] and row[-1] == "0.50 → 0.50, 0.50 → 1.00"
 
 
-def test_two_loops_without_seeds_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_loops_without_seeds_are_compared(tmp_path, capsys):
     arms = [loop(tmp_path / name, [2, right], {}) for name, right in (("plain", 4), ("more", 9))]
     main([str(arm) for arm in arms])
     difference = next(row for row in rows(capsys.readouterr().out) if row[0] == "more − plain")
     assert difference[1:5] == ["demo_2hop", "1", "1", "+0.250"]
 
 
-def test_arms_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:
+def test_arms_of_one_name_are_not_taken_for_one(tmp_path):
     arms = [loop(tmp_path / place / "checkpoints", [2, 4], {}) for place in ("plain", "more")]
     with pytest.raises(SystemExit, match=f"two arms are called checkpoints: .* OTHER={arms[1]}"):
         main([str(arm) for arm in arms])
 
 
-def test_a_seed_that_has_only_begun_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seed_that_has_only_begun_is_left_out(tmp_path, capsys):
     loop(tmp_path / "arm" / "seed1", [2, 6], {})
     (tmp_path / "arm" / "seed2" / "evolve").mkdir(parents=True)
     main([str(tmp_path / "arm")])
@@ -107,7 +103,7 @@ def test_a_seed_that_has_only_begun_is_left_out(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("begun", [(), ("seed1",)], ids=["something else", "only begun"])
-def test_a_folder_without_anything_to_show_is_named(tmp_path: Path, begun: tuple[str, ...]) -> None:
+def test_a_folder_without_anything_to_show_is_named(tmp_path, begun):
     for seed in begun:
         (tmp_path / seed / "evolve").mkdir(parents=True)
     with pytest.raises(SystemExit, match=f"{tmp_path} holds neither"):

@@ -1,7 +1,6 @@
 """The simulation of docs/scale.md: what grows with GPUs and passages, and how far a run is from it."""
 
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,32 +11,30 @@ from drzero.recipe.compose import compose_stage, resolve
 
 
 @pytest.fixture(scope="module")
-def solver() -> dict[int, scale.Step]:
+def solver():
     return {gpus: scale.simulate("solver", gpus) for gpus in (1, 2, 8, 16, 64)}
 
 
-def test_twice_the_gpus_of_one_machine_halve_what_waits_for_operations(solver: dict[int, scale.Step]) -> None:
+def test_twice_the_gpus_of_one_machine_halve_what_waits_for_operations(solver):
     assert solver[1].limits["update"] == "operations"
     assert 2 * solver[2].parts["update"] == pytest.approx(solver[1].parts["update"])
 
 
-def test_no_number_of_gpus_ends_a_rollout_before_its_longest_conversation(
-    solver: dict[int, scale.Step],
-) -> None:
+def test_no_number_of_gpus_ends_a_rollout_before_its_longest_conversation(solver):
     assert solver[64].limits["rollouts"] == "the longest conversation"
     assert solver[64].parts["rollouts"] == pytest.approx(solver[16].parts["rollouts"])
 
 
-def test_a_second_machine_pays_for_the_network(solver: dict[int, scale.Step]) -> None:
+def test_a_second_machine_pays_for_the_network(solver):
     assert solver[16].limits["update"] == "the network between machines"
     assert scale.middle(solver[16].parts["update"]) > scale.middle(solver[8].parts["update"]) / 2
 
 
-def test_the_price_is_that_of_all_machines(solver: dict[int, scale.Step]) -> None:
+def test_the_price_is_that_of_all_machines(solver):
     assert solver[16].usd_per_hour == pytest.approx(2 * solver[8].usd_per_hour)
 
 
-def test_a_gpu_that_shares_the_state_with_none_has_more_in_memory(solver: dict[int, scale.Step]) -> None:
+def test_a_gpu_that_shares_the_state_with_none_has_more_in_memory(solver):
     assert solver[1].gpu_gib > solver[2].gpu_gib
 
 
@@ -45,16 +42,16 @@ def test_a_gpu_that_shares_the_state_with_none_has_more_in_memory(solver: dict[i
     ("passages", "limit"),
     [(10**4, "none"), (21 * 10**6, "the graph's two cores"), (10**8, "memory of the service")],
 )
-def test_the_limit_of_an_index_is_named(passages: int, limit: str) -> None:
+def test_the_limit_of_an_index_is_named(passages, limit):
     assert scale.limit_of(scale.Index(passages), busiest=100) == limit
 
 
-def test_a_service_that_answers_too_few_is_a_limit() -> None:
+def test_a_service_that_answers_too_few_is_a_limit():
     index = scale.Index(10**6)
     assert scale.limit_of(index, 2 * scale.middle(index.queries_per_second)) == "queries a second"
 
 
-def test_a_run_is_shown_next_to_its_simulation(tmp_path: Path) -> None:
+def test_a_run_is_shown_next_to_its_simulation(tmp_path):
     config = resolve(compose_stage("solver", ["hardware=cpu", f"paths.checkpoints={tmp_path}"]))
     (tmp_path / "metrics").mkdir()
     OmegaConf.save(config, tmp_path / "resolved.yaml")

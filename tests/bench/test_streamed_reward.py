@@ -7,7 +7,7 @@ def step(arm: str, took: float, begun: tuple[float, ...]) -> Step:
     return Step(arm, took, begun, tokens=0, solver_cpu_s=0.0, rollouts=(), attempts=())
 
 
-def test_the_ratio_is_that_of_all_steps_and_its_bound_starts_with_the_first_question() -> None:
+def test_the_ratio_is_that_of_all_steps_and_its_bound_starts_with_the_first_question():
     steps = [
         step(STREAMED, 50.0, (10.0, 20.0)),
         step(BARRIER, 60.0, (20.0, 20.0)),
@@ -19,7 +19,7 @@ def test_the_ratio_is_that_of_all_steps_and_its_bound_starts_with_the_first_ques
     assert "takes 1.33 times as long** (1.20 to 1.50 by pair)" in text and "would be 1.20:" in text
 
 
-def test_rollouts_that_outlast_the_attempts_are_what_a_streamed_step_takes() -> None:
+def test_rollouts_that_outlast_the_attempts_are_what_a_streamed_step_takes():
     steps = [step(STREAMED, 40.0, (5.0, 40.0)), step(BARRIER, 60.0, (40.0,))]
     # (40 + 20) / max(40, 5 + 20).
     assert "would be 1.50:" in verdict(steps)

@@ -62,34 +62,32 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, tiny_model: Path) -> World:
+def world(tmp_path, tiny_model):
     return World(tmp_path, tiny_model)
 
 
-def test_the_first_start_continues_from_the_last_iterations_checkpoint(world: World) -> None:
+def test_the_first_start_continues_from_the_last_iterations_checkpoint(world):
     world.save("first", 4)
     choose_start(world.config)
     assert world.config.trainer.resume_mode == "resume_path"
     assert world.config.trainer.resume_from_path == str(world.folder / "first" / "global_step_4")
 
 
-def test_later_starts_resume_the_runs_own_checkpoint_even_if_the_last_iterations_is_gone(
-    world: World,
-) -> None:
+def test_later_starts_resume_the_runs_own_checkpoint_even_if_the_last_iterations_is_gone(world):
     world.save("second", 6)
     choose_start(world.config)
     assert world.config.trainer.resume_mode == "auto"
 
 
 @pytest.mark.parametrize("change", [("continue_from", None), ("trainer.resume_mode", "disable")])
-def test_a_start_from_scratch_is_left_alone(world: World, change: tuple[str, Any]) -> None:
+def test_a_start_from_scratch_is_left_alone(world, change):
     OmegaConf.update(world.config, *change)
     before = world.config.copy()
     choose_start(world.config)
     assert world.config == before
 
 
-def test_a_last_run_without_a_checkpoint_is_refused(world: World) -> None:
+def test_a_last_run_without_a_checkpoint_is_refused(world):
     (world.folder / "first").mkdir()
     message = world.refusal()
     assert (
@@ -98,7 +96,7 @@ def test_a_last_run_without_a_checkpoint_is_refused(world: World) -> None:
 
 
 @pytest.mark.parametrize("step", [8, 9])
-def test_a_last_run_that_leaves_no_step_is_refused(world: World, step: int) -> None:
+def test_a_last_run_that_leaves_no_step_is_refused(world, step):
     world.save("first", step)
     assert f"is at step {step} already" in world.refusal()
 
@@ -108,16 +106,14 @@ def test_a_last_run_that_leaves_no_step_is_refused(world: World, step: int) -> N
     [("hidden_size", 65), ("num_hidden_layers", 3), ("vocab_size", 9), ("architectures", ["Other"])],
 )
 @pytest.mark.parametrize("run", ["first", "second"])
-def test_a_checkpoint_of_another_model_is_refused_with_the_difference(
-    world: World, run: str, key: str, value: Any
-) -> None:
+def test_a_checkpoint_of_another_model_is_refused_with_the_difference(world, run, key, value):
     world.save(run, 4, **{key: value})
     message = world.refusal()
     assert str(world.folder / run / "global_step_4") in message and "Set base_model" in message
     assert key in message
 
 
-def test_a_checkpoint_for_another_number_of_devices_is_refused(world: World) -> None:
+def test_a_checkpoint_for_another_number_of_devices_is_refused(world):
     world.save("first", 4, devices=8)
     assert "shards for 8 devices, and this run has 1" in world.refusal()
 
@@ -125,9 +121,7 @@ def test_a_checkpoint_for_another_number_of_devices_is_refused(world: World) -> 
 @pytest.mark.parametrize(
     ("run", "advice"), [("second", "set another run.name"), ("first", "set continue_from=null")]
 )
-def test_a_missing_recorded_checkpoint_is_refused_with_advice_for_a_loop_too(
-    world: World, run: str, advice: str
-) -> None:
+def test_a_missing_recorded_checkpoint_is_refused_with_advice_for_a_loop_too(world, run, advice):
     world.record(run, 4)
     message = world.refusal()
     assert "it is missing or incomplete" in message
@@ -138,7 +132,7 @@ def test_a_missing_recorded_checkpoint_is_refused_with_advice_for_a_loop_too(
     ("key", "was"),
     [("base_model", "other"), ("method", "grpo"), ("iteration", 1), ("data.train_batch_size", 4)],
 )
-def test_a_folder_with_another_runs_checkpoint_is_refused(world: World, key: str, was: Any) -> None:
+def test_a_folder_with_another_runs_checkpoint_is_refused(world, key, was):
     before = world.config.copy()
     OmegaConf.update(before, key, was)
     world.save("second", 6)
@@ -162,7 +156,7 @@ RESOLVED = {
 
 
 @pytest.mark.parametrize("damaged", RESOLVED.values(), ids=RESOLVED)
-def test_damaged_settings_of_the_last_start_are_refused_by_name(world: World, damaged: bytes) -> None:
+def test_damaged_settings_of_the_last_start_are_refused_by_name(world, damaged):
     world.save("second", 6)
     path = world.folder / "second" / "resolved.yaml"
     path.write_bytes(damaged)
@@ -170,9 +164,7 @@ def test_damaged_settings_of_the_last_start_are_refused_by_name(world: World, da
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, None], ids=repr)
-def test_a_damaged_model_config_in_a_checkpoint_is_refused_by_name(
-    world: World, damaged: bytes | None
-) -> None:
+def test_a_damaged_model_config_in_a_checkpoint_is_refused_by_name(world, damaged):
     path = world.save("second", 6) / "huggingface" / "config.json"
     path.unlink()
     if damaged is None:
@@ -186,6 +178,6 @@ def test_a_damaged_model_config_in_a_checkpoint_is_refused_by_name(
     ("mode", "path", "step"),
     [("auto", None, None), ("disable", None, 0), ("resume_path", "runs/other/global_step_12/", 12)],
 )
-def test_the_settings_say_at_which_step_a_run_starts(mode: str, path: str | None, step: int | None) -> None:
+def test_the_settings_say_at_which_step_a_run_starts(mode, path, step):
     trainer = {"resume_mode": mode, "resume_from_path": path}
     assert start_step(OmegaConf.create({"trainer": trainer})) == step

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -15,12 +14,7 @@ from drzero.recipe.settings.schema import own_keys, schema_of
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError, 2), (RunFailed, 1), (OutOfTime, 75)])
-def test_one_of_our_errors_is_one_line_and_its_exit_code(
-    error: type[UserError | RunFailed | OutOfTime],
-    code: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_one_of_our_errors_is_one_line_and_its_exit_code(error, code, monkeypatch, capsys):
     def fail(command: cli.CliCommand, arguments: object) -> None:
         raise error("what is wrong")
 
@@ -29,7 +23,7 @@ def test_one_of_our_errors_is_one_line_and_its_exit_code(
     assert capsys.readouterr().err == "drzero status: what is wrong\n"
 
 
-def test_a_mistyped_key_is_reported_before_anything_large_is_imported() -> None:
+def test_a_mistyped_key_is_reported_before_anything_large_is_imported():
     code = (
         "import sys; from drzero.cli import main; code = main(['challenger', 'data.train_batch_sise=8']); "
         "print(code, sorted({'verl', 'ray', 'transformers', 'chromadb'} & set(sys.modules)))"
@@ -38,7 +32,7 @@ def test_a_mistyped_key_is_reported_before_anything_large_is_imported() -> None:
     assert done.stdout == "2 []\n" and "data.train_batch_size" in done.stderr
 
 
-def test_no_help_imports_a_large_package() -> None:
+def test_no_help_imports_a_large_package():
     code = (
         "import sys; from drzero.cli import COMMANDS, main; main(['--help'])\n"
         "for name in COMMANDS: main([name, '--help'])\n"
@@ -59,9 +53,7 @@ def test_no_help_imports_a_large_package() -> None:
         (["config", "é–…"], 2, "'é–…'"),
     ],
 )
-def test_output_that_is_not_utf_8_shows_all_that_it_can(
-    words: list[str], code: int, shown: str, encoding: str
-) -> None:
+def test_output_that_is_not_utf_8_shows_all_that_it_can(words, code, shown, encoding):
     done = subprocess.run(
         [sys.executable, "-m", "drzero.cli", *words],
         capture_output=True,
@@ -73,7 +65,7 @@ def test_output_that_is_not_utf_8_shows_all_that_it_can(
     assert shown.encode(encoding, "replace") in output
 
 
-def test_the_help_fits_a_screen_and_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_fits_a_screen_and_names_every_command(capsys):
     assert cli.main(["--help"]) == cli.main([]) == 0
     out = capsys.readouterr().out
     lines = out[: len(out) // 2].splitlines()
@@ -82,7 +74,7 @@ def test_the_help_fits_a_screen_and_names_every_command(capsys: pytest.CaptureFi
         assert 0 < len(command.about) <= 30 and any(f"  {name} " in f"{line} " for line in lines)
 
 
-def test_a_dotenv_file_sets_only_known_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dotenv_file_sets_only_known_names(tmp_path, monkeypatch):
     (tmp_path / ".env").write_text(f"PYTHONPATH={tmp_path}\nLD_PRELOAD=x.so\nHF_TOKEN=planted\n")
     monkeypatch.chdir(tmp_path)
     for name in ("PYTHONPATH", "LD_PRELOAD", "HF_TOKEN"):
@@ -94,9 +86,7 @@ def test_a_dotenv_file_sets_only_known_names(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_has_help_of_its_own_and_a_function_that_exists(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_has_help_of_its_own_and_a_function_that_exists(name, capsys):
     assert cli.main([name, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"    drzero {name}" in out, "an example"
@@ -107,9 +97,7 @@ def test_every_command_has_help_of_its_own_and_a_function_that_exists(
 
 
 @pytest.mark.parametrize("name", [name for name, command in cli.COMMANDS.items() if command.reports])
-def test_the_help_of_a_stage_has_each_of_its_own_keys_with_type_default_and_doc_line(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_help_of_a_stage_has_each_of_its_own_keys_with_type_default_and_doc_line(name, capsys):
     command = cli.COMMANDS[name]
     assert command.config is not None
     assert cli.main([name, "--help"]) == 0
@@ -123,22 +111,18 @@ def test_the_help_of_a_stage_has_each_of_its_own_keys_with_type_default_and_doc_
         assert f" {key.name} ({key.allowed}; default " in out and key.limits.doc in out
 
 
-def test_the_help_of_a_stage_shows_the_default_that_its_file_sets(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_of_a_stage_shows_the_default_that_its_file_sets(capsys, monkeypatch):
     monkeypatch.setattr("drzero.commands.help.own_keys", lambda stage: [schema_of(stage)["run.min_free_gb"]])
     assert cli.main(["evaluate", "--help"]) == 0
     assert "run.min_free_gb  (a number at least 0; default 1)" in capsys.readouterr().out
 
 
-def test_an_unknown_command_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused_with_the_nearest(capsys):
     assert cli.main(["evalute", "iteration=1"]) == cli.main(["evalute", "--help"]) == 2
     assert "no command 'evalute' (did you mean 'evaluate'?)" in capsys.readouterr().err
 
 
-def test_a_diagnosis_is_printed_and_the_exit_code_is_0(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_diagnosis_is_printed_and_the_exit_code_is_0(tmp_path, capsys):
     (tmp_path / "logs").mkdir()
     event = {"time": 1.0, "kind": "start", "component": "trainer", "text": "starting"}
     (tmp_path / "logs" / "events.jsonl").write_text(json.dumps(event) + "\n")
@@ -156,13 +140,7 @@ def test_a_diagnosis_is_printed_and_the_exit_code_is_0(
         (["check-services", "solvr"], "not of 'solvr' (did you mean 'solver'?"),
     ],
 )
-def test_a_mistake_is_refused_before_anything_is_made(
-    words: list[str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_refused_before_anything_is_made(words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(words) == 2
     assert said in capsys.readouterr().err

@@ -62,7 +62,7 @@ def fetch(url: str, cache: Path, *lines: Sequence[str]) -> tuple[list[int], list
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
+def session(tmp_path_factory):
     cache = tmp_path_factory.mktemp("hub")
     with LoopbackHub({"org/policy": POLICY, "org/embedder": EMBEDDER}) as hub:
         codes, errors = fetch(
@@ -77,43 +77,41 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Fetched:
     return Fetched(hub.fetched, cache, codes, errors)
 
 
-def test_a_stages_models_and_its_embedder_are_fetched_in_one_format(session: Fetched) -> None:
+def test_a_stages_models_and_its_embedder_are_fetched_in_one_format(session):
     policy = {f"org/policy/{name}" for name in ("config.json", "tokenizer.json", "model.safetensors")}
     assert set(session.fetched) == policy | {f"org/embedder/{name}" for name in EMBEDDER}
     snapshot = session.cache / "hub" / "models--org--policy" / "snapshots" / REVISION
     assert (snapshot / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_cached_files_are_not_fetched_again(session: Fetched) -> None:
+def test_cached_files_are_not_fetched_again(session):
     assert len(session.fetched) == len(set(session.fetched))
 
 
-def test_stages_with_local_or_fetched_models_succeed(session: Fetched) -> None:
+def test_stages_with_local_or_fetched_models_succeed(session):
     assert session.codes[:4] == [0, 0, 0, 0], session.errors
 
 
-def test_a_model_that_the_hub_does_not_have_is_one_line_with_its_key(session: Fetched) -> None:
+def test_a_model_that_the_hub_does_not_have_is_one_line_with_its_key(session):
     assert session.codes[4] == 2
     (line,) = session.errors
     assert "base_model: org/polisy could not be downloaded from the hub" in line
 
 
-def test_a_silent_hub_is_one_line(tmp_path: Path) -> None:
+def test_a_silent_hub_is_one_line(tmp_path):
     codes, errors = fetch("http://127.0.0.1:9", tmp_path, ["challenger", *STAGE])
     assert codes == [2]
     (line,) = errors
     assert "could not be downloaded from the hub" in line
 
 
-def test_offline_nothing_is_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_nothing_is_asked_for(capsys, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert main(["fetch-models", "challenger", *STAGE]) == 0
     assert "nothing is downloaded" in capsys.readouterr().out
 
 
-def test_a_stage_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stage_must_be_named(capsys):
     assert main(["fetch-models"]) == 2
     assert "name a stage" in capsys.readouterr().err
 
@@ -128,5 +126,5 @@ def test_a_stage_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
         ("config.json pytorch_model.bin flax_model.msgpack", "config.json pytorch_model.bin"),
     ],
 )
-def test_weights_are_wanted_in_one_format_safetensors_first(names: str, wanted: str) -> None:
+def test_weights_are_wanted_in_one_format_safetensors_first(names, wanted):
     assert wanted_files(names.split()) == wanted.split()

@@ -38,7 +38,7 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def read(tmp_path_factory):
     """What the package reads of the log of a run with two steps, with an invalid row and an odd one."""
     folder = challenger_run(tmp_path_factory.mktemp("run") / "demo", steps=2, rows=3)
     odd = [challenger_row(2, k=None), challenger_row(2, 1, answer="\ud800\x00\u202e")]
@@ -52,16 +52,16 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
-def test_the_log_is_listed_and_has_every_trajectory(read: dict[str, Any]) -> None:
+def test_the_log_is_listed_and_has_every_trajectory(read):
     assert (read["status"], read["task"], read["samples"], read["header"]) == ("success", "demo", 5, 5)
 
 
-def test_messages_calls_and_scores_are_understood(read: dict[str, Any]) -> None:
+def test_messages_calls_and_scores_are_understood(read):
     assert read["roles"] == ["assistant", "tool", "assistant"]
     assert read["reasoning"] == "I will ask." and read["call"] == {"query_list": ["query 0"]}
     assert {"reward", "difficulty", "format", "tool"} <= read["scores"].keys()
     assert read["mean"] > 0
 
 
-def test_a_row_that_does_not_count_has_its_reason_as_an_error(read: dict[str, Any]) -> None:
+def test_a_row_that_does_not_count_has_its_reason_as_an_error(read):
     assert read["errors"] == ["fewer than 5 solver attempts finished"]

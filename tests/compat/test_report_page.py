@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 from made_run import challenger_row, challenger_run, event, lines, loop_run
@@ -53,13 +52,13 @@ def runs(folder: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def python(tmp_path_factory):
     """A Python with playwright."""
     return environment(tmp_path_factory, "playwright==1.65.2")
 
 
 @pytest.fixture(scope="module")
-def seen(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def seen(python, tmp_path_factory):
     """What the browser saw of each page."""
     folder = tmp_path_factory.mktemp("pages")
     pages = {name: str(write_report(run)) for name, run in runs(folder).items()}
@@ -71,26 +70,24 @@ def seen(python: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, di
     return {name: found[path] for name, path in pages.items()}
 
 
-def test_every_chart_is_drawn_also_under_the_pages_own_policy(seen: dict[str, dict[str, Any]]) -> None:
+def test_every_chart_is_drawn_also_under_the_pages_own_policy(seen):
     assert seen["finished"]["charts"] >= 10 and seen["loop"]["charts"] == 3 and seen["empty"]["charts"] == 0
     for page in seen.values():
         assert page["drawn"] == page["drawn under the policy"] == page["charts"]
 
 
-def test_the_loop_is_drawn_as_boxes_with_arrows_between_those_of_an_iteration(
-    seen: dict[str, dict[str, Any]],
-) -> None:
+def test_the_loop_is_drawn_as_boxes_with_arrows_between_those_of_an_iteration(seen):
     widths, arrows = zip(*seen["loop"]["stages"], strict=True)
     assert min(widths) > 50 and arrows == ("none", "none", '"→"', '"→"', '"→"')
 
 
-def test_no_page_says_anything_on_the_console_or_asks_for_anything(seen: dict[str, dict[str, Any]]) -> None:
+def test_no_page_says_anything_on_the_console_or_asks_for_anything(seen):
     for page in seen.values():
         assert page["messages"] == []
         assert len(page["requests"]) == 1  # the file itself
 
 
-def test_the_table_filters_sorts_and_opens_by_keyboard(seen: dict[str, dict[str, Any]]) -> None:
+def test_the_table_filters_sorts_and_opens_by_keyboard(seen):
     table = seen["finished"]["table"]
     assert table["all"] == 12 and table["of two hops"] == 3 and table["hops shown"] == ["2"]
     scores = [float(score) for score in table["scores"] if score]
@@ -99,25 +96,25 @@ def test_the_table_filters_sorts_and_opens_by_keyboard(seen: dict[str, dict[str,
     assert "dumps/step_" in table["first"] and table["first"] != table["second"]
 
 
-def test_text_is_found_in_any_turn_of_any_of_ten_thousand(seen: dict[str, dict[str, Any]]) -> None:
+def test_text_is_found_in_any_turn_of_any_of_ten_thousand(seen):
     table = seen["many"]["table"]
     assert table["all"] == table["with text"] == MANY
     assert 0 < table["of two hops"] < MANY
 
 
-def test_columns_that_no_listed_row_fills_are_left_out(seen: dict[str, dict[str, Any]]) -> None:
+def test_columns_that_no_listed_row_fills_are_left_out(seen):
     columns = seen["loop"]["table"]["columns of evaluations"]
     assert "f1" in columns and "difficulty" not in columns
 
 
-def test_every_page_can_be_read_on_a_phone(seen: dict[str, dict[str, Any]]) -> None:
+def test_every_page_can_be_read_on_a_phone(seen):
     for page in seen.values():
         assert page["width on a phone"] == 390
         assert page["cut off on a phone"] == []
         assert page["narrowest on a phone"] is None or page["narrowest on a phone"] > 30
 
 
-def test_the_docs_pictures_are_made_of_a_run_folder(python: Path, tmp_path: Path) -> None:
+def test_the_docs_pictures_are_made_of_a_run_folder(python, tmp_path):
     run = challenger_run(tmp_path / "run")
     write_report(run)
     script = Path(__file__).parents[2] / "bench" / "report_pictures.py"

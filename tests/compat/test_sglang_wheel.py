@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from drzero.launch.image.pins import SGLANG_IMAGE
-from verl_ext.sglang.compat import NEEDS, PINNED, Need
+from verl_ext.sglang.compat import NEEDS, PINNED
 from verl_ext.sglang.source import Source
 
 if not os.environ.get("DRZERO_COMPAT"):
@@ -20,7 +20,7 @@ if not os.environ.get("DRZERO_COMPAT"):
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
+def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sglang")
     command = [
         *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"),
@@ -42,5 +42,5 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 
 @pytest.mark.parametrize("need", NEEDS, ids=lambda need: f"{need.kind} {need.name}")
-def test_the_pinned_version_has_what_a_run_needs(need: Need, source: Source) -> None:
+def test_the_pinned_version_has_what_a_run_needs(need, source):
     assert need.found_in(source)

@@ -6,7 +6,6 @@ the unmodified client, whose preflight is the real one here as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -56,7 +55,7 @@ def on_volumes(words: list[str]) -> list[str]:
     ]
 
 
-def test_the_pages_list_every_environment_and_model_that_comes_along() -> None:
+def test_the_pages_list_every_environment_and_model_that_comes_along():
     def listed(page: str) -> str:
         rows = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
         return "\n".join(row.split("|")[1] for row in rows if row.startswith("| `"))
@@ -67,13 +66,13 @@ def test_the_pages_list_every_environment_and_model_that_comes_along() -> None:
         assert [name for name in names if f"`{name}`" not in listed(page)] == [], page
 
 
-def test_the_command_lines_are_found() -> None:
+def test_the_command_lines_are_found():
     assert len(MODAL) > 20 and len(DRZERO) > 20
     assert {line.words[1] for line in DRZERO} <= {*COMMANDS, "--help"}
 
 
 @pytest.mark.parametrize("line", MODAL, ids=lambda line: line.text)
-def test_a_line_for_modal_is_a_launch(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_for_modal_is_a_launch(line, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     assert find_action(request_of(line).action)
 
@@ -81,9 +80,7 @@ def test_a_line_for_modal_is_a_launch(line: Line, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "line", [line for line in DRZERO if REFUSED not in line.words], ids=lambda line: line.text
 )
-def test_a_line_for_the_command_line_names_a_command_and_keys_that_exist(
-    line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_for_the_command_line_names_a_command_and_keys_that_exist(line, tmp_path, monkeypatch):
     monkeypatch.setattr(environments, "OWN", write_environment(tmp_path))
     check_keys([word for word in overrides_of(line) if "=" in word])
 
@@ -92,7 +89,7 @@ def test_a_line_for_the_command_line_names_a_command_and_keys_that_exist(
 @pytest.mark.parametrize(
     "line", [line for line in DRZERO if line.words[1] in COMPOSED], ids=lambda line: line.text
 )
-def test_a_stage_as_the_docs_type_it_composes_and_is_preflighted(line: Line, tmp_path: Path) -> None:
+def test_a_stage_as_the_docs_type_it_composes_and_is_preflighted(line, tmp_path):
     _, typed = split_seeds(overrides_of(line))
     words = [f"paths.corpus={tmp_path}", f"paths.checkpoints={tmp_path}"]
     words += [f"paths.environments={write_environment(tmp_path)}", *typed]
@@ -104,13 +101,13 @@ def test_a_stage_as_the_docs_type_it_composes_and_is_preflighted(line: Line, tmp
 @pytest.mark.slow("two seconds per line, for the client's process")
 class TestOnThePlane:
     @pytest.fixture(scope="class")
-    def checkout(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def checkout(self, tmp_path_factory):
         folder = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=False)
         (folder / "papers.jsonl").write_text('{"text": "A paper."}\n')
         return folder
 
     @pytest.fixture(scope="class")
-    def plane(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    def plane(self, tmp_path_factory):
         def ask(module: str, words: list[str]) -> int:
             return run_preflight(on_volumes(words[1:])) if words[:1] == ["preflight"] else 0
 
@@ -122,9 +119,7 @@ class TestOnThePlane:
             yield plane
 
     @pytest.mark.parametrize("line", MODAL, ids=lambda line: line.text)
-    def test_a_line_passes_preflight_and_reaches_its_function(
-        self, plane: ControlPlane, checkout: Path, line: Line, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_line_passes_preflight_and_reaches_its_function(self, plane, checkout, line, monkeypatch):
         monkeypatch.chdir(checkout)
         request = request_of(line)
         env = {"PYTHONPATH": str(checkout), "EXPERIMENTER": "", "EXPERIMENT_NAME": ""} | line.env

@@ -72,7 +72,7 @@ def broken(page: Path, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_leads_somewhere(page):
     assert broken(page, page.read_text(encoding="utf-8")) == []
 
 
@@ -88,7 +88,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
         ("[a](method.md) [b](../README.md) [c](https://example.org/none) `[d](none.md)`", []),
     ],
 )
-def test_a_link_that_leads_nowhere_is_found(text: str, found: list[str]) -> None:
+def test_a_link_that_leads_nowhere_is_found(text, found):
     assert broken(ROOT / "docs" / "page.md", text) == found
 
 
@@ -102,6 +102,6 @@ def navigation(entry: Any) -> Iterator[str]:
         yield from (path for part in entry for path in navigation(part))
 
 
-def test_the_sites_navigation_has_every_page_once() -> None:
+def test_the_sites_navigation_has_every_page_once():
     nav = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
     assert Counter(navigation(nav)) == Counter(str(page.relative_to(ROOT)) for page in PAGES)

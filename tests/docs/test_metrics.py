@@ -69,21 +69,21 @@ DOCUMENTED = {name: pattern(name) for section in OURS for name in names(section)
 LOGGED = {name.removeprefix(PREFIX) for name in logged() if name.startswith(PREFIX)}
 
 
-def test_the_page_is_read() -> None:
+def test_the_page_is_read():
     assert len(DOCUMENTED) > 60 and len(LOGGED) > 60
 
 
 @pytest.mark.parametrize("name", sorted(LOGGED))
-def test_a_metric_of_the_code_is_documented_once(name: str) -> None:
+def test_a_metric_of_the_code_is_documented_once(name):
     assert len([shown for shown, matches in DOCUMENTED.items() if matches.fullmatch(name)]) == 1
 
 
 @pytest.mark.parametrize("name", sorted(DOCUMENTED))
-def test_a_documented_metric_is_one_of_the_code(name: str) -> None:
+def test_a_documented_metric_is_one_of_the_code(name):
     assert any(DOCUMENTED[name].fullmatch(key) for key in LOGGED)
 
 
-def test_every_name_that_the_code_spells_out_is_documented() -> None:
+def test_every_name_that_the_code_spells_out_is_documented():
     spelt = {
         name
         for room in ("verl_ext", "drzero")
@@ -94,7 +94,7 @@ def test_every_name_that_the_code_spells_out_is_documented() -> None:
     assert {name for name in spelt if not any(m.fullmatch(name) for m in DOCUMENTED.values())} == set()
 
 
-def test_every_alarm_and_every_missing_part_of_a_pair_has_its_line() -> None:
+def test_every_alarm_and_every_missing_part_of_a_pair_has_its_line():
     full = {"yes_no_share": 1.0, "number_share": 1.0, "self_similarity": 1.0, "duplicate_share": 1.0}
     full |= {"zero_variance_share": 1.0, "searched_share": 0.0, "entropy": 0.01, "response_tokens": 9.0}
     full |= {"format": 1.0, "difficulty": 0.0}
@@ -103,7 +103,7 @@ def test_every_alarm_and_every_missing_part_of_a_pair_has_its_line() -> None:
     assert {f"questions/{fault}" for fault in get_args(IntegrityFault)} <= set(DOCUMENTED)
 
 
-def test_the_columns_are_those_of_the_summary() -> None:
+def test_the_columns_are_those_of_the_summary():
     shown = re.findall(
         r"^\| ([^|`]+) \| (challenger|solver|environment|all) \| `([^`]+)`", SECTIONS["Columns"], re.M
     )
@@ -114,7 +114,7 @@ def test_the_columns_are_those_of_the_summary() -> None:
         assert own == expected
 
 
-def test_the_services_metrics_are_those_of_the_services() -> None:
+def test_the_services_metrics_are_those_of_the_services():
     registry = CollectorRegistry()
     stats = SimpleNamespace(
         **dict.fromkeys(("requests", "tokens_in", "tokens_out", "prefix_tokens_reused", "decode_steps"), 0),

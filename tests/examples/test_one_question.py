@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -22,8 +21,8 @@ def advantages(printed: str) -> list[tuple[float, float]]:
 
 
 def test_one_question_prints_every_step_and_writes_only_into_its_outputs(
-    speaking_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    speaking_model, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     main(["--model", str(speaking_model), "--questions", "6", "--outputs", str(tmp_path / "out")])
     printed = capsys.readouterr().out
@@ -36,7 +35,7 @@ def test_one_question_prints_every_step_and_writes_only_into_its_outputs(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_search_of_one_question_shows_the_model_passages(tmp_path: Path) -> None:
+def test_a_search_of_one_question_shows_the_model_passages(tmp_path):
     line = {"id": "a", "title": "Orrin", "text": "Orrin is a harbour town on the river Vell."}
     (tmp_path / "corpus.jsonl").write_text(json.dumps(line) + "\n")
     build_index(tmp_path / "corpus.jsonl", tmp_path / "chromadb", "corpus", EMBEDDER)
@@ -47,9 +46,7 @@ def test_a_search_of_one_question_shows_the_model_passages(tmp_path: Path) -> No
 
 
 @pytest.mark.slow("the demo policy itself takes two minutes; a tiny model shows the same steps above")
-def test_one_question_asks_real_questions_with_the_demo_policy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_question_asks_real_questions_with_the_demo_policy(tmp_path, capsys):
     main(["--outputs", str(tmp_path)])
     printed = capsys.readouterr().out
     assert "135 million parameters" in printed

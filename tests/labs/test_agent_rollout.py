@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Prepared
-from omegaconf import DictConfig
 from stage_run import RUN_LIMIT_S
 
 from drzero.cli import main
@@ -31,7 +29,7 @@ def row(key: str, score: float, trajectory: dict[str, Any], why: str | None = No
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Rollouts:
+def left(tmp_path):
     """Two batches of two prompts × 2: six rows, one rollout that raised, one of which nothing is known."""
     for folder in ("progress", "dumps"):
         (tmp_path / folder).mkdir()
@@ -68,7 +66,7 @@ def worker_wrote(folder: Path) -> None:
     (folder / "progress" / "1.json").write_text(json.dumps(record))
 
 
-def test_each_rollout_is_a_run_and_those_without_a_row_fail_by_cause(left: Rollouts) -> None:
+def test_each_rollout_is_a_run_and_those_without_a_row_fail_by_cause(left):
     read_rollouts(left, 8, RewardRule(0.0, 1.0))
     assert [run.returned for run in left.runs if run.failure is None] == [1.0, 0.5, 1.0, 1.0]
     causes = by_cause([run for run in left.runs if run.failure])
@@ -82,9 +80,7 @@ def test_each_rollout_is_a_run_and_those_without_a_row_fail_by_cause(left: Rollo
     assert failed_share(left.runs).startswith("4 of 8 runs failed, of 4 kinds; most often")
 
 
-def test_the_table_has_rates_calls_tokens_and_most_in_flight(
-    left: Rollouts, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_table_has_rates_calls_tokens_and_most_in_flight(left, capsys):
     read_rollouts(left, 8, RewardRule())
     print_runs(left.runs, left.seconds, left.figures, left.title)
     out = " ".join(capsys.readouterr().out.split())
@@ -95,11 +91,11 @@ def test_the_table_has_rates_calls_tokens_and_most_in_flight(
 
 
 @pytest.fixture
-def config(prepared: Prepared, tmp_path: Path) -> DictConfig:
+def config(prepared, tmp_path):
     return resolve(compose_stage("challenger", prepared.overrides(tmp_path)))
 
 
-def test_a_run_without_update_has_only_batches(config: DictConfig) -> None:
+def test_a_run_without_update_has_only_batches(config):
     without_update(config, 3)
     trainer = config.trainer
     assert trainer.total_training_steps < trainer.critic_warmup, "veRL's own switch for the actor's step"
@@ -114,7 +110,7 @@ def benched(*words: str) -> tuple[int, str]:
     return code, err.getvalue()
 
 
-def test_a_class_of_ones_own_an_environment_and_a_stage_in_another_mode_are_refused(tmp_path: Path) -> None:
+def test_a_class_of_ones_own_an_environment_and_a_stage_in_another_mode_are_refused(tmp_path):
     for words, said in (
         (["my_agent.py:MyAgent", "mode=rollout"], "it cannot run your own class"),
         (["wordle", "mode=rollout"], "write `train env=wordle`"),
@@ -127,9 +123,7 @@ def test_a_class_of_ones_own_an_environment_and_a_stage_in_another_mode_are_refu
         assert code == 2 and said in err, err
 
 
-def test_the_mode_of_the_stage_is_still_its_own_and_other_words_go_to_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_mode_of_the_stage_is_still_its_own_and_other_words_go_to_it(tmp_path, monkeypatch):
     asked: list[Any] = []
 
     def run(*words: Any) -> Rollouts:
@@ -143,9 +137,7 @@ def test_the_mode_of_the_stage_is_still_its_own_and_other_words_go_to_it(
     assert asked == ["challenger", ["mode=colocate_async", "hardware=cpu"], 3, RewardRule(0, 1)]
 
 
-def test_a_trainer_that_ends_in_its_second_batch_leaves_a_table(
-    left: Rollouts, config: DictConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_that_ends_in_its_second_batch_leaves_a_table(left, config, monkeypatch):
     def ends(*_: Any) -> None:
         raise RunFailed("trainer ended with exit code 1")
 
@@ -165,8 +157,8 @@ def test_a_trainer_that_ends_in_its_second_batch_leaves_a_table(
 @pytest.mark.slow("a start of the trainer; the table is made above from what one leaves")
 @pytest.mark.timeout(RUN_LIMIT_S)
 def test_two_batches_go_through_the_challengers_own_trainer_and_nothing_is_updated(
-    prepared: Prepared, speaking_model: Path, tmp_path: Path
-) -> None:
+    prepared, speaking_model, tmp_path
+):
     overrides = prepared.overrides(tmp_path, speaking_model)
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):

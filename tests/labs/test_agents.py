@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +38,24 @@ from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.stages.services import solver_spec
-from verl_ext.engine.engine import ReferenceEngine
 
 KEY = "planted-openai-c840"
 NUMBERED = [{"number": number} for number in range(50)]
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model: Path) -> Iterator[tuple[str, ReferenceEngine]]:
+def served(tiny_model):
     with served_model(tiny_model, "tiny", max_seq_len=2000) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def url(served: tuple[str, ReferenceEngine]) -> str:
+def url(served):
     return served[0]
 
 
 @pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_key(monkeypatch):
     monkeypatch.delenv(MODEL_KEY, raising=False)
 
 
@@ -82,9 +80,7 @@ def command(url: str, folder: Path, *words: str) -> int:
     return main(["agent-bench", *words, *places])
 
 
-def test_the_guides_agent_runs_on_one_item_and_its_call_is_shown(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_guides_agent_runs_on_one_item_and_its_call_is_shown(url, tmp_path, capsys):
     assert command(url, tmp_path, f"{bench_agents.__file__}:MyAgent") == 0
     out = capsys.readouterr().out
     assert "List 3 countries and their capitals." in out and '"chat.completion"' in out
@@ -94,8 +90,8 @@ def test_the_guides_agent_runs_on_one_item_and_its_call_is_shown(
 
 
 def test_one_item_is_played_where_a_debugger_stops_in_the_commands_own_process_and_thread(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    url, tmp_path, monkeypatch
+):
     own, stopped = psutil.Process(), list[Any]()
 
     def hook() -> None:
@@ -107,7 +103,7 @@ def test_one_item_is_played_where_a_debugger_stops_in_the_commands_own_process_a
     assert stopped == [(own.pid, threading.get_ident(), children)]
 
 
-def test_calls_and_tokens_are_counted_by_run_and_the_rewards_summed_up(url: str) -> None:
+def test_calls_and_tokens_are_counted_by_run_and_the_rewards_summed_up(url):
     done = bench(url, "Asks", NUMBERED[:3], group_size=2)
     assert [len(run.calls) for run in done.runs] == [1] * 6
     assert [run.item for run in done.runs] == [0, 0, 1, 1, 2, 2]
@@ -115,24 +111,20 @@ def test_calls_and_tokens_are_counted_by_run_and_the_rewards_summed_up(url: str)
     assert 1 < done.most_at_once <= 6 and found(done) == []
 
 
-def test_an_agent_that_reads_the_address_from_the_environment_is_counted_too(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_agent_that_reads_the_address_from_the_environment_is_counted_too(url, tmp_path, capsys):
     before = dict(os.environ)
     assert command(url, tmp_path, "bench_agents.FromEnvironment", "mode=sample", "n=2") == 0
     assert "model calls    2, 1 a run" in capsys.readouterr().out
     assert dict(os.environ) == before
 
 
-def test_an_agent_that_changes_the_environment_leaves_none_of_it(url: str, tmp_path: Path) -> None:
+def test_an_agent_that_changes_the_environment_leaves_none_of_it(url, tmp_path):
     before = dict(os.environ)
     assert command(url, tmp_path, "bench_agents:Forgets") == 0
     assert dict(os.environ) == before
 
 
-def test_an_agent_that_raises_in_one_of_fifty_runs_is_found_and_named(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_agent_that_raises_in_one_of_fifty_runs_is_found_and_named(url, tmp_path, capsys):
     data = tmp_path / "items.jsonl"
     data.write_text("".join(json.dumps(item) + "\n" for item in NUMBERED))
     words = ("mode=concurrent", "batch_size=50", "group_size=1", "max_pause_s=60")
@@ -148,7 +140,7 @@ def test_an_agent_that_raises_in_one_of_fifty_runs_is_found_and_named(
     assert death.state == "failed" and "1 of 50 runs failed: KeyError: 'number'" in death.sentence
 
 
-def test_an_agent_that_blocks_the_event_loop_is_found_and_its_line_named(url: str) -> None:
+def test_an_agent_that_blocks_the_event_loop_is_found_and_its_line_named(url):
     done = bench(url, "Blocks", NUMBERED[15:20])
     assert done.pause.seconds > 2
     line = line_of("time.sleep(2.5)")
@@ -158,7 +150,7 @@ def test_an_agent_that_blocks_the_event_loop_is_found_and_its_line_named(url: st
     ]
 
 
-def test_an_agent_that_leaks_connections_is_found_and_its_runs_named(url: str) -> None:
+def test_an_agent_that_leaks_connections_is_found_and_its_runs_named(url):
     try:
         done = bench(url, "Leaks", NUMBERED[:5])
     finally:
@@ -169,9 +161,7 @@ def test_an_agent_that_leaks_connections_is_found_and_its_runs_named(url: str) -
     assert fault.endswith("were left open (the model's, by runs 0, 1, 2, 3, 4): close the client")
 
 
-def test_runs_that_end_as_no_run_should_are_counted_by_cause(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_that_end_as_no_run_should_are_counted_by_cause(url, monkeypatch):
     monkeypatch.setenv(MODEL_KEY, KEY)
     done = bench(url, "Misbehaves", NUMBERED[:7], deadline_s=1.5, api_key=KEY)
     causes = {run.number: run.failure.cause for run in done.failed if run.failure}
@@ -186,9 +176,7 @@ def test_runs_that_end_as_no_run_should_are_counted_by_cause(
     assert any("tasks were left running: sleep" in fault for fault in found(done))
 
 
-def test_a_key_that_a_server_repeats_is_shown_and_kept_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_that_a_server_repeats_is_shown_and_kept_nowhere(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(MODEL_KEY, KEY)
     with scripted_endpoint() as endpoint:
         assert command(endpoint.url, tmp_path, f"{bench_agents.__file__}:MyAgent") == 1
@@ -217,11 +205,11 @@ def test_a_key_that_a_server_repeats_is_shown_and_kept_nowhere(
         ({1: 1.0}, "a reward's name is 1, not text"),
     ],
 )
-def test_a_reward_is_a_finite_number_in_its_range_or_a_dict_of_such(returned: Any, fault: str | None) -> None:
+def test_a_reward_is_a_finite_number_in_its_range_or_a_dict_of_such(returned, fault):
     assert RewardRule(0, 1).fault(returned) == fault
 
 
-def test_what_is_no_reward_is_a_failure_and_no_zero(url: str) -> None:
+def test_what_is_no_reward_is_a_failure_and_no_zero(url):
     done = bench(url, "Returns", [{"returns": value} for value in (1.0, None, None, math.inf)])
     assert {cause: len(runs) for cause, runs in by_cause(done.failed).items()} == {
         "the reward is None (NoneType), not a number": 2,
@@ -229,9 +217,7 @@ def test_what_is_no_reward_is_a_failure_and_no_zero(url: str) -> None:
     }
 
 
-def test_a_client_that_leaves_cancels_the_generation_behind_the_recorder(
-    served: tuple[str, ReferenceEngine],
-) -> None:
+def test_a_client_that_leaves_cancels_the_generation_behind_the_recorder(served):
     url, engine = served
 
     async def leave() -> None:
@@ -252,13 +238,13 @@ def test_a_client_that_leaves_cancels_the_generation_behind_the_recorder(
     assert call.status is None and recorder.totals.failed == 1
 
 
-def test_an_endless_head_is_answered_by_the_recorder_itself(url: str) -> None:
+def test_an_endless_head_is_answered_by_the_recorder_itself(url):
     with Recorder(url) as recorder:
         assert httpx.get(recorder.url(0), headers={"X": "x" * 100_000}).status_code == 431
         assert recorder.take(0) == []
 
 
-def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(url: str) -> None:
+def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(url):
     with Recorder(url) as recorder:
         with openai.OpenAI(base_url=recorder.url(4), api_key="None", timeout=60) as client:
             events = client.chat.completions.create(
@@ -285,21 +271,17 @@ def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(
         ("bench_agents:TakesNoAddress", "does not take data, base_url and api_key"),
     ],
 )
-def test_an_agent_that_cannot_be_run_is_refused_with_what_is_there(
-    url: str, tmp_path: Path, name: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_agent_that_cannot_be_run_is_refused_with_what_is_there(url, tmp_path, name, said, capsys):
     assert command(url, tmp_path, name) == 2
     assert said in capsys.readouterr().err
 
 
-def test_a_server_that_does_not_answer_is_named_before_any_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_does_not_answer_is_named_before_any_run(tmp_path, capsys):
     assert command(f"http://127.0.0.1:{unused_port()}/v1", tmp_path, "bench_agents:Asks") == 2
     assert "no OpenAI-compatible server answers" in capsys.readouterr().err
 
 
-def test_items_are_json_lines_or_parquet_and_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_items_are_json_lines_or_parquet_and_a_broken_line_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"number": 1}\n\n{"number": 2}\n')
     pq.write_table(pa.Table.from_pylist([{"number": 1}, {"number": 2}]), tmp_path / "a.parquet")
     assert load_items(tmp_path / "a.jsonl") == load_items(tmp_path / "a.parquet")
@@ -309,14 +291,12 @@ def test_items_are_json_lines_or_parquet_and_a_broken_line_is_named(tmp_path: Pa
             load_items(tmp_path / "b.jsonl")
 
 
-def test_a_choice_of_items_is_the_seeds_and_too_few_are_taken_again() -> None:
+def test_a_choice_of_items_is_the_seeds_and_too_few_are_taken_again():
     assert choose(50, 5, seed=1) == choose(50, 5, seed=1) != choose(50, 5, seed=2)
     assert choose(2, 5, seed=1).count(0) in (2, 3)
 
 
-def test_an_environment_by_its_name_is_played_by_the_projects_own_agent(
-    url: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_environment_by_its_name_is_played_by_the_projects_own_agent(url, tiny_model, tmp_path, capsys):
     words = [f"base_model={tiny_model}", "model=wordle-policy", "mode=concurrent"]
     sizes = ["batch_size=2", "group_size=2", "max_pause_s=60"]
     assert command(url, tmp_path, "wordle", *words, *sizes) == 0
@@ -324,7 +304,7 @@ def test_an_environment_by_its_name_is_played_by_the_projects_own_agent(
     assert "finished       4 of 4" in out and "reward " in out
 
 
-def test_the_model_is_served_under_its_hub_id_or_its_folders_name(tmp_path: Path) -> None:
+def test_the_model_is_served_under_its_hub_id_or_its_folders_name(tmp_path):
     assert model_name("Qwen/Qwen2.5-3B-Instruct") == "Qwen/Qwen2.5-3B-Instruct"
     assert model_name(str(tmp_path / "smollm2-135m")) == "smollm2-135m"
 
@@ -337,7 +317,7 @@ def test_the_model_is_served_under_its_hub_id_or_its_folders_name(tmp_path: Path
         (["hardware=8xh100", "solver.server_args.tool_call_parser=qwen25"], "--tool-call-parser", "qwen25"),
     ],
 )
-def test_either_engine_is_told_how_the_model_writes_calls(words: list[str], option: str, value: str) -> None:
+def test_either_engine_is_told_how_the_model_writes_calls(words, option, value):
     config = compose_stage("serve_model", ["model=Qwen/Qwen2.5-3B-Instruct", *words])
     add_call_form(config)
     command = solver_spec(resolve(config), "model", "a-name").command
@@ -347,14 +327,12 @@ def test_either_engine_is_told_how_the_model_writes_calls(words: list[str], opti
     assert command[command.index("--port") + 1] == "8080"
 
 
-def test_a_form_of_calls_that_sglang_cannot_read_is_refused() -> None:
+def test_a_form_of_calls_that_sglang_cannot_read_is_refused():
     with pytest.raises(CheckError, match="SGLang has no parser for call_form=xlam"):
         add_call_form(compose_stage("serve_model", ["hardware=8xh100", "call_form=xlam"]))
 
 
-def test_a_port_in_use_ends_serve_model_before_a_model_is_loaded(
-    url: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_in_use_ends_serve_model_before_a_model_is_loaded(url, tiny_model, tmp_path, capsys):
     port = url.removesuffix("/v1").rpartition(":")[2]
     words = [f"model={tiny_model}", f"port={port}", "hardware=cpu", f"paths.checkpoints={tmp_path}"]
     assert main(["serve-model", *words]) == 2
@@ -362,9 +340,7 @@ def test_a_port_in_use_ends_serve_model_before_a_model_is_loaded(
 
 
 @pytest.mark.slow("a server in a process of its own, and 512 runs")
-def test_the_guides_agent_runs_64_times_8_at_once_against_serve_model_in_the_background(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_the_guides_agent_runs_64_times_8_at_once_against_serve_model_in_the_background(tiny_model, tmp_path):
     port = unused_port()
     words = [f"model={tiny_model}", f"port={port}", "hardware=cpu", "background=true", "served_name=tiny"]
     words += ["solver.max_context_tokens=1024", "rollout.max_tokens_per_turn=64"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Prepared, StartPeer, unused_port
+from conftest import unused_port
 from omegaconf import DictConfig
 from stage_run import RUN_LIMIT_S
 
@@ -45,7 +45,7 @@ def retrieve(body: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def config(prepared: Prepared, tmp_path: Path) -> DictConfig:
+def config(prepared, tmp_path):
     """The demo's challenger, whose services are somewhere else."""
     made = resolve(compose_stage("challenger", [*prepared.overrides(tmp_path), "solver.attempts=2"]))
     made.solver.deadline_s, made.retrieval.deadline_s = 20, 2
@@ -68,7 +68,7 @@ def probed(config: DictConfig, stage: str = "challenger") -> Probes:
     return probes
 
 
-def test_a_question_goes_from_the_search_to_the_reward(config: DictConfig, start_peer: StartPeer) -> None:
+def test_a_question_goes_from_the_search_to_the_reward(config, start_peer):
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     call, right, wrong = render_tool_call(["town"]), "<answer>Vell</answer>", "<answer>Orrin</answer>"
     config.solver.concurrency = 1
@@ -83,9 +83,7 @@ def test_a_question_goes_from_the_search_to_the_reward(config: DictConfig, start
     assert all(probe.ok and probe.seconds >= 0 for probe in probes.done)
 
 
-def test_if_the_solver_makes_no_search_the_tool_is_probed_all_the_same(
-    config: DictConfig, start_peer: StartPeer
-) -> None:
+def test_if_the_solver_makes_no_search_the_tool_is_probed_all_the_same(config, start_peer):
     retrieval = start_peer("/retrieve", retrieve)
     use(config, "retrieval", retrieval.url)
     use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
@@ -95,9 +93,7 @@ def test_if_the_solver_makes_no_search_the_tool_is_probed_all_the_same(
     assert [request["queries"] for request in retrieval.requests] == [[ASKED.text], [ASKED.text]]
 
 
-def test_a_solver_that_answers_500_is_named_with_its_answer_and_what_to_do(
-    config: DictConfig, start_peer: StartPeer
-) -> None:
+def test_a_solver_that_answers_500_is_named_with_its_answer_and_what_to_do(config, start_peer):
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     use(config, "solver", start_peer("/v1/completions", lambda body: 500).url)
     probes = Probes()
@@ -108,9 +104,7 @@ def test_a_solver_that_answers_500_is_named_with_its_answer_and_what_to_do(
     assert [(probe.name, probe.ok) for probe in probes.done] == [("search", True), ("solver turn", False)]
 
 
-def test_a_retrieval_service_that_fails_is_the_first_probe_to_fail(
-    config: DictConfig, start_peer: StartPeer
-) -> None:
+def test_a_retrieval_service_that_fails_is_the_first_probe_to_fail(config, start_peer):
     use(config, "retrieval", start_peer("/retrieve", lambda body: 500).url)
     with pytest.raises(
         ProbeFailed, match=r"(?s)probe 'search' failed at retrieval .*HTTP 500.*retrieval\.log"
@@ -118,9 +112,7 @@ def test_a_retrieval_service_that_fails_is_the_first_probe_to_fail(
         probed(config)
 
 
-def test_a_search_that_fails_in_an_attempt_is_the_retrievals_fault_and_not_the_solvers(
-    config: DictConfig, start_peer: StartPeer
-) -> None:
+def test_a_search_that_fails_in_an_attempt_is_the_retrievals_fault_and_not_the_solvers(config, start_peer):
     answers = iter([retrieve({"queries": [""]})])
     use(config, "retrieval", start_peer("/retrieve", lambda body: next(answers, 500)).url)
     call = render_tool_call(["town"])
@@ -129,16 +121,14 @@ def test_a_search_that_fails_in_an_attempt_is_the_retrievals_fault_and_not_the_s
         probed(config)
 
 
-def test_an_answer_that_stands_in_the_question_is_no_question_to_reward(
-    config: DictConfig, start_peer: StartPeer
-) -> None:
+def test_an_answer_that_stands_in_the_question_is_no_question_to_reward(config, start_peer):
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
     with pytest.raises(ProbeFailed, match=r"no integrity.*question="):
         asyncio.run(probe_stage(config, "challenger", ProbeQuestion("Who is Vell?", "Vell", "d"), Probes()))
 
 
-def test_the_solver_stage_has_no_served_model_to_ask(config: DictConfig, start_peer: StartPeer) -> None:
+def test_the_solver_stage_has_no_served_model_to_ask(config, start_peer):
     use(config, "retrieval", start_peer("/retrieve", retrieve).url)
     probes = probed(config, "solver")
     assert [probe.name for probe in probes.done] == ["search", "tool call", "reward"]
@@ -156,9 +146,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.sys.argv[1])), Handler).serve_foreve
 """
 
 
-def test_a_retrieval_service_that_dies_is_named_with_its_last_words(
-    config: DictConfig, tmp_path: Path
-) -> None:
+def test_a_retrieval_service_that_dies_is_named_with_its_last_words(config, tmp_path):
     config.retrieval.port, config.retrieval.deadline_s = unused_port(), 30
     spec = ServiceSpec(
         name="retrieval",
@@ -170,7 +158,7 @@ def test_a_retrieval_service_that_dies_is_named_with_its_last_words(
         run_probes(config, [spec], ASKED, "challenger")
 
 
-def test_a_probe_that_fails_is_what_a_diagnosis_names(config: DictConfig, tmp_path: Path) -> None:
+def test_a_probe_that_fails_is_what_a_diagnosis_names(config, tmp_path):
     config.retrieval.port = unused_port()
     spec = ServiceSpec(
         name="retrieval",
@@ -188,13 +176,13 @@ def test_a_probe_that_fails_is_what_a_diagnosis_names(config: DictConfig, tmp_pa
 # The question -----------------------------------------------------------------------------------------------
 
 
-def test_the_question_is_made_of_the_prompt_files_first_document(config: DictConfig) -> None:
+def test_the_question_is_made_of_the_prompt_files_first_document(config):
     question = choose_question(config)
     assert question.document.startswith(question.answer)
     assert has_integrity(question.text, question.answer)
 
 
-def test_a_question_can_be_given_with_its_answer_and_not_without(config: DictConfig) -> None:
+def test_a_question_can_be_given_with_its_answer_and_not_without(config):
     given, overrides = split_question(["+question='Who?'", "hardware=cpu", "answer=Vell"])
     question = choose_question(config, **given)
     assert (question.text, question.answer, overrides) == ("Who?", "Vell", ["hardware=cpu"])
@@ -212,11 +200,11 @@ def test_a_question_can_be_given_with_its_answer_and_not_without(config: DictCon
         (["paths.corpus=c", "solver", "iteration=2"], "solver", ["paths.corpus=c", "iteration=2"]),
     ],
 )
-def test_the_stage_is_the_first_word_if_any(arguments: list[str], stage: str, overrides: list[str]) -> None:
+def test_the_stage_is_the_first_word_if_any(arguments, stage, overrides):
     assert split_stage(arguments) == (stage, overrides)
 
 
-def test_another_stage_is_refused() -> None:
+def test_another_stage_is_refused():
     with pytest.raises(CheckError, match="challenger, solver, not of 'merge'"):
         split_stage(["merge"])
 
@@ -247,7 +235,7 @@ def trainer_wrote(folder: Path, *, failed: int = 0) -> None:
     (folder / "check" / "0.jsonl").write_text(json.dumps({"score": 1.0}) + "\n")
 
 
-def test_each_hop_of_the_prompt_has_its_time(tmp_path: Path) -> None:
+def test_each_hop_of_the_prompt_has_its_time(tmp_path):
     trainer_wrote(tmp_path)
     hops = {hop.name: hop for hop in read_hops(tmp_path)}
     assert list(hops) == ["start-up", "queue", "rollout", "generation", "search", "reward", "buffer"]
@@ -258,14 +246,14 @@ def test_each_hop_of_the_prompt_has_its_time(tmp_path: Path) -> None:
     assert all(hop.ok for hop in hops.values())
 
 
-def test_a_hop_that_failed_is_named(tmp_path: Path) -> None:
+def test_a_hop_that_failed_is_named(tmp_path):
     trainer_wrote(tmp_path, failed=2)
     bad = [hop for hop in read_hops(tmp_path) if not hop.ok]
     assert [hop.component for hop in bad] == ["retrieval", "replay buffer"]
     assert "2 failed" in bad[0].outcome and bad[1].outcome == "none came"
 
 
-def test_the_trainer_takes_a_row_of_its_own_and_no_question(tmp_path: Path) -> None:
+def test_the_trainer_takes_a_row_of_its_own_and_no_question(tmp_path):
     with pytest.raises(CheckError, match="takes a row of the stage"):
         run_check_services(["solver", "--with-trainer", "question=Who?", "answer=Vell"])
 
@@ -274,8 +262,8 @@ def test_the_trainer_takes_a_row_of_its_own_and_no_question(tmp_path: Path) -> N
 @pytest.mark.matrix
 @pytest.mark.timeout(RUN_LIMIT_S)
 def test_one_prompt_goes_through_the_challengers_own_trainer_and_nothing_is_updated(
-    prepared: Prepared, speaking_model: Path, tmp_path: Path
-) -> None:
+    prepared, speaking_model, tmp_path
+):
     overrides = [*prepared.overrides(tmp_path, speaking_model), "process_env.OMP_NUM_THREADS=1"]
     out, err = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(err):

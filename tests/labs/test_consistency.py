@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import uvicorn
-from conftest import StartPeer
 from fastapi import FastAPI, Request
 from solver_rows import solver_row
 from tiny_model import save_tiny_model
@@ -44,14 +43,14 @@ LIMITS = Tolerances(0.001, 1e-4, 0.005, 0.0, 0.05, 1e-5)
 
 
 @pytest.fixture(scope="module")
-def model_folder(smollm2_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(smollm2_tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("models") / "sure"
     spread = {"initializer_range": 0.2, "tie_word_embeddings": False}
     return save_tiny_model(folder, tokenizer=smollm2_tokenizer, surer=6, **spread)
 
 
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def questions(tmp_path_factory):
     path = tmp_path_factory.mktemp("data") / "questions.jsonl"
     path.write_text("".join(json.dumps({"question": q, "answers": ["Vell"]}) + "\n" for q in QUESTIONS))
     return path
@@ -104,9 +103,7 @@ Compare = Callable[..., Compared]
 
 
 @pytest.fixture
-def compare(
-    model_folder: Path, questions: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], request: Any
-) -> Compare:
+def compare(model_folder, questions, tmp_path, capsys, request):
     def run(endpoint: str, *overrides: str) -> Compared:
         words = [f"model={model_folder}", f"data={questions}", "hardware=cpu", f"endpoint={endpoint}"]
         words += ["n=4", f"compare.tokens={TOKENS}", f"paths.checkpoints={tmp_path}", "solver.dtype=float32"]
@@ -123,7 +120,7 @@ def compare(
     return run
 
 
-def test_the_healthy_engine_agrees_in_everything(compare: Compare, model_folder: Path) -> None:
+def test_the_healthy_engine_agrees_in_everything(compare, model_folder):
     with served(application(model_folder)[0]) as address:
         found = compare(address)
     assert found.code == 0, found.out + found.err
@@ -133,9 +130,7 @@ def test_the_healthy_engine_agrees_in_everything(compare: Compare, model_folder:
     assert "FAIL" not in found.out and examine(found.folder).state == "finished"
 
 
-def test_a_wrong_rope_base_is_found_in_sequences_and_log_probs(
-    compare: Compare, model_folder: Path, tmp_path: Path
-) -> None:
+def test_a_wrong_rope_base_is_found_in_sequences_and_log_probs(compare, model_folder, tmp_path):
     faulty = tmp_path / "faulty"
     faulty.mkdir()
     for file in model_folder.iterdir():
@@ -157,7 +152,7 @@ def test_a_wrong_rope_base_is_found_in_sequences_and_log_probs(
     assert death.state == "failed" and "disagree: greedy sequences" in death.sentence
 
 
-def test_a_sampler_that_ignores_top_p_is_found_by_its_draws(compare: Compare, model_folder: Path) -> None:
+def test_a_sampler_that_ignores_top_p_is_found_by_its_draws(compare, model_folder):
     with served(application(model_folder, lambda params: replace(params, top_p=1.0))[0]) as address:
         found = compare(address, "compare.draws=100", "compare.places=4")
     assert found.code == 1
@@ -184,7 +179,7 @@ def with_chat(folder: Path, shows: Callable[[list[Any]], list[Any]]) -> FastAPI:
     return app
 
 
-def test_a_server_that_drops_the_system_prompt_is_found(compare: Compare, model_folder: Path) -> None:
+def test_a_server_that_drops_the_system_prompt_is_found(compare, model_folder):
     def without_system(messages: list[Any]) -> list[Any]:
         return [message for message in messages if message["role"] != "system"]
 
@@ -202,9 +197,7 @@ def test_a_server_that_drops_the_system_prompt_is_found(compare: Compare, model_
     assert "tokens for our" in found.row("prompt of messages")
 
 
-def test_an_endpoint_of_text_alone_is_refused_with_what_can_be_compared(
-    compare: Compare, start_peer: StartPeer
-) -> None:
+def test_an_endpoint_of_text_alone_is_refused_with_what_can_be_compared(compare, start_peer):
     def answer(body: dict[str, Any]) -> dict[str, Any]:
         return {"choices": [{"text": " Vell", "finish_reason": "stop"}]}
 
@@ -214,15 +207,13 @@ def test_an_endpoint_of_text_alone_is_refused_with_what_can_be_compared(
     assert "no token ids or log-probabilities" in found.err
 
 
-def test_a_file_that_is_not_there_is_refused_before_the_engine_is_asked(compare: Compare) -> None:
+def test_a_file_that_is_not_there_is_refused_before_the_engine_is_asked(compare):
     found = compare("http://127.0.0.1:1/v1", "data=nowhere.jsonl")
     assert found.code == 2
     assert "nowhere.jsonl" in found.err
 
 
-def test_a_tie_is_told_from_a_true_difference_by_the_log_probs_of_both(
-    model_folder: Path, smollm2_tokenizer: Any
-) -> None:
+def test_a_tie_is_told_from_a_true_difference_by_the_log_probs_of_both(model_folder, smollm2_tokenizer):
     transformers = TransformersSide(load_model(str(model_folder))[0])
     prompt = Prompt("it", [], smollm2_tokenizer.encode("The capital of France is"), OF_SOLVER, lambda _: 0.0)
     ids = transformers.continue_greedily(prompt.ids, 6, [0])
@@ -241,14 +232,14 @@ def test_a_tie_is_told_from_a_true_difference_by_the_log_probs_of_both(
     assert (passes(margin * 1.01), passes(margin * 0.99)) == (True, False)
 
 
-def test_where_the_model_is_too_sure_to_tell_the_sampler_is_not_judged() -> None:
+def test_where_the_model_is_too_sure_to_tell_the_sampler_is_not_judged():
     sure = torch.tensor([0.0, -20.0, -21.0]).log_softmax(-1)
     by_name = {setting.name: setting for setting in SETTINGS}
     for name in ("temperature 1", "top-p 0.7"):
         assert check_sampling(by_name[name], [[0] * 100], [sure], LIMITS).passed is None
 
 
-def test_a_row_is_scored_as_its_stage_scores_it(tmp_path: Path, smollm2_tokenizer: Any) -> None:
+def test_a_row_is_scored_as_its_stage_scores_it(tmp_path, smollm2_tokenizer):
     document = "Oldham\nVell came to Oldham by boat."
     extra = {"index": 1, "split": "train", "hop": 1, "doc_id": "d", "document": document, "question": None}
     metadata = {"corpus_id": "c", "generator_checkpoint": None, "seed": 0, "trajectory": None}
@@ -269,16 +260,14 @@ def test_a_row_is_scored_as_its_stage_scores_it(tmp_path: Path, smollm2_tokenize
     assert answered.ids == render_prompt_ids(smollm2_tokenizer, messages, [SEARCH_TOOL_SCHEMA])
 
 
-def test_its_own_words_are_keys_of_its_config() -> None:
+def test_its_own_words_are_keys_of_its_config():
     words = ["data=my/rows.parquet", "n=8", "model=demo-policy"]
     assert compare_overrides(words) == ["compare.data=my/rows.parquet", "compare.n=8", "model=demo-policy"]
 
 
 @pytest.mark.slow("a server of a 135M model; the tests above have a tiny one")
 @pytest.mark.timeout(900)
-def test_the_engine_of_the_profile_is_started_compared_and_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_engine_of_the_profile_is_started_compared_and_stopped(tmp_path, capsys):
     from drzero.stages.demo import POLICY_NAME, prepare_demo_models
 
     prepare_demo_models(tmp_path)

@@ -40,21 +40,21 @@ def compose(tmp_path: Path, *overrides: str) -> DictConfig:
         (["--workers", "--stage=challenger"], ["flow.workers=true", "flow_test.stage=challenger"]),
     ],
 )
-def test_options_and_overrides_can_be_mixed(arguments: list[str], overrides: list[str]) -> None:
+def test_options_and_overrides_can_be_mixed(arguments, overrides):
     assert flow_test_overrides(arguments) == overrides
 
 
-def test_an_option_without_a_value_is_refused() -> None:
+def test_an_option_without_a_value_is_refused():
     with pytest.raises(CheckError, match="--seconds needs a value"):
         flow_test_overrides(["mode=sync", "--seconds"])
 
 
-def test_an_unknown_fault_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_fault_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(OverrideError, match="stopped-producer"):
         compose(tmp_path, "flow_test.provoke=sabotage")
 
 
-def test_the_needed_rate_comes_from_the_declared_run(tmp_path: Path) -> None:
+def test_the_needed_rate_comes_from_the_declared_run(tmp_path):
     shared = ["hardware=cpu", f"paths.checkpoints={tmp_path}", "flow_test.seconds=3", "run.name=x"]
     four, eight = (
         rows_per_s("challenger", [*shared, f"data.train_batch_size={size}", "model=smollm2-135m"])
@@ -65,24 +65,24 @@ def test_the_needed_rate_comes_from_the_declared_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["slow-consumer", "stale"])
-def test_a_fault_that_a_synchronous_trainer_cannot_have_is_refused(tmp_path: Path, fault: str) -> None:
+def test_a_fault_that_a_synchronous_trainer_cannot_have_is_refused(tmp_path, fault):
     with pytest.raises(CheckError, match="mode=colocate_async or separate_async"):
         run_flow_test(compose(tmp_path, "mode=sync", f"flow_test.provoke={fault}"))
 
 
-def test_parent_and_child_agree_on_names() -> None:
+def test_parent_and_child_agree_on_names():
     assert COUNTERS_FILE == flow_counters.COUNTERS_FILE
     assert schema_of("flow_test")["flow_test.provoke"].limits.choices == flow_load.FAULTS
 
 
-def test_every_flow_point_that_is_waited_on_is_counted() -> None:
+def test_every_flow_point_that_is_waited_on_is_counted():
     counted = {"prompts", "buffer", "environment", *CALLS}
     queues = {"retrieval queue", "solver queue"}
     assert {name for names in WAITS_ON.values() for name in names} <= counted | queues
 
 
 @pytest.mark.parametrize("stage", ["challenger", "solver"])
-def test_a_runs_monitor_writes_into_its_folder(tmp_path: Path, stage: str) -> None:
+def test_a_runs_monitor_writes_into_its_folder(tmp_path, stage):
     config = resolve(compose_stage(stage, ["hardware=cpu", f"paths.checkpoints={tmp_path}"]))
     config.retrieval.port, config.solver.port = 8000, 8001
     monitor = flow_monitor(config)
@@ -92,13 +92,13 @@ def test_a_runs_monitor_writes_into_its_folder(tmp_path: Path, stage: str) -> No
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
-def test_an_asynchronous_run_can_replace_a_single_prompt(tmp_path: Path, mode: str) -> None:
+def test_an_asynchronous_run_can_replace_a_single_prompt(tmp_path, mode):
     """veRL 0.9.1 asks for as many as were evicted and refuses all but whole fetches of the data loader."""
     assert compose_stage("solver", ["hardware=cpu", f"mode={mode}"]).data.gen_batch_size == 1
     assert compose_stage("solver", ["hardware=cpu"]).data.gen_batch_size is None
 
 
-def test_separate_asynchronous_mode_gets_what_verl_asks_of_its_config(tmp_path: Path) -> None:
+def test_separate_asynchronous_mode_gets_what_verl_asks_of_its_config(tmp_path):
     config = resolve(compose(tmp_path, "mode=separate_async"))
     fit_to_mode(config)
     actor, step = config.actor_rollout_ref.actor, config.trainer.v1.separate_async.parameter_sync_step
@@ -111,7 +111,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow("a start of the trainer; test_flow_counters.py counts on its real buffer")
-def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path):
     """On the real trainer class, TransferQueue, Ray and replay buffer."""
     watch, out, err = Watch(), io.StringIO(), io.StringIO()
     arguments = [

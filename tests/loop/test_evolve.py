@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 from chaos import STEPS, Kill, Loop, Recovery, attack, small_loop
-from conftest import Prepared
 from documented import left_by_a_run
-from launched_loop import CUT, LaunchedLoop
+from launched_loop import CUT
 
 from drzero.cli import main
 from drzero.loop import plan
@@ -63,7 +62,7 @@ class Attacked:
 
 
 @pytest.fixture
-def drzero(capfd: pytest.CaptureFixture[str]) -> DrZero:
+def drzero(capfd):
     """The command line, in this process: starting one takes ten seconds of imports."""
 
     def run(*arguments: str) -> Ended:
@@ -74,7 +73,7 @@ def drzero(capfd: pytest.CaptureFixture[str]) -> DrZero:
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared, speaking_model: Path) -> Attacked:
+def attacked(tmp_path_factory, prepared, speaking_model):
     checkpoints = tmp_path_factory.mktemp("evolve") / "loop"
     arguments = small_loop(prepared.corpus, speaking_model, checkpoints)
     loop = Loop(arguments, checkpoints)
@@ -86,18 +85,18 @@ def attacked(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared, speak
     "a second witness of what `launched_loop` shows of one stage, and further starts of the trainer"
 )
 class TestKilledInThreeStages:
-    def test_a_loop_killed_in_its_stages_recovers_without_a_trace(self, attacked: Attacked) -> None:
+    def test_a_loop_killed_in_its_stages_recovers_without_a_trace(self, attacked):
         assert attacked.problems == [], attacked.loop.output.read_text()[-6000:]
 
-    def test_the_kills_struck_where_they_were_meant_to(self, attacked: Attacked) -> None:
+    def test_the_kills_struck_where_they_were_meant_to(self, attacked):
         assert [recovery.struck for recovery in attacked.recoveries] == [True] * len(KILLS)
 
-    def test_only_the_killed_stages_were_started_twice(self, attacked: Attacked) -> None:
+    def test_only_the_killed_stages_were_started_twice(self, attacked):
         started_again = {name for name, entry in attacked.manifest.entries.items() if entry.starts > 1}
         assert started_again == {f"{kill.stage}_iter1" for kill in KILLS}
 
 
-def test_the_manifest_accounts_for_every_stage(launched_loop: LaunchedLoop) -> None:
+def test_the_manifest_accounts_for_every_stage(launched_loop):
     entries = Manifest(launched_loop.mounted / "evolve" / "manifest.json").entries
     assert tuple(entries) == STAGES
     assert {name for name, entry in entries.items() if entry.starts > 1} == {CUT}
@@ -107,7 +106,7 @@ def test_the_manifest_accounts_for_every_stage(launched_loop: LaunchedLoop) -> N
     assert all(entries[name].tokens > 0 for name in STAGES if not name.startswith("merge"))
 
 
-def test_the_docs_describe_every_file_it_leaves(launched_loop: LaunchedLoop) -> None:
+def test_the_docs_describe_every_file_it_leaves(launched_loop):
     folder, described = launched_loop.mounted, left_by_a_run()
     left = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     left = [path if path.startswith("launches/") else f"outputs/checkpoints/{path}" for path in left]
@@ -115,7 +114,7 @@ def test_the_docs_describe_every_file_it_leaves(launched_loop: LaunchedLoop) -> 
     assert [path for path in left if not any(shown.fullmatch(path) for shown in described)] == []
 
 
-def test_the_loop_ends_with_the_scores_of_base_and_iteration(launched_loop: LaunchedLoop) -> None:
+def test_the_loop_ends_with_the_scores_of_base_and_iteration(launched_loop):
     shown = launched_loop.done.stdout.rpartition("exact match, 95 % interval")[2]
     assert "base" in shown and "iteration 1" in shown
     assert all(f"demo_{hop}hop" in shown for hop in (1, 2, 3, 4))
@@ -125,13 +124,13 @@ def test_the_loop_ends_with_the_scores_of_base_and_iteration(launched_loop: Laun
     assert report["changes"][0]["effect"] == pytest.approx(scores[1]["em"] - scores[0]["em"])
 
 
-def test_the_solver_was_trained_on_the_synthesized_rows(launched_loop: LaunchedLoop) -> None:
+def test_the_solver_was_trained_on_the_synthesized_rows(launched_loop):
     dump = (launched_loop.mounted / "solver_iter1" / "dumps" / f"step_{STEPS:04d}.jsonl").read_text()
     assert {json.loads(line)["reward"]["answer"] for line in dump.splitlines()} & {"Vell", "nobody"}
     assert all(json.loads(line)["targets"] for line in dump.splitlines())
 
 
-def test_a_finished_loop_does_nothing_when_run_again(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+def test_a_finished_loop_does_nothing_when_run_again(launched_loop, drzero):
     manifest = launched_loop.mounted / "evolve" / "manifest.json"
     before = Manifest(manifest).entries
     run = drzero("evolve", *launched_loop.arguments)
@@ -139,7 +138,7 @@ def test_a_finished_loop_does_nothing_when_run_again(launched_loop: LaunchedLoop
     assert Manifest(manifest).entries == before
 
 
-def test_status_shows_the_loop_as_a_table(launched_loop: LaunchedLoop, drzero: DrZero) -> None:
+def test_status_shows_the_loop_as_a_table(launched_loop, drzero):
     places = ("hardware=", "model=", "base_model=", "paths.")
     run = drzero("status", *(word for word in launched_loop.arguments if word.startswith(places)))
     assert run.returncode == 0, run.stderr
@@ -147,7 +146,7 @@ def test_status_shows_the_loop_as_a_table(launched_loop: LaunchedLoop, drzero: D
 
 
 @pytest.mark.slow("an evaluation once more; test_loop_state.py counts what would be done again")
-def test_from_redoes_a_stage(attacked: Attacked, drzero: DrZero) -> None:
+def test_from_redoes_a_stage(attacked, drzero):
     folder = attacked.loop.checkpoints / "evaluate_iter1"
     before = (folder / "answers.jsonl").stat().st_mtime_ns
     run = drzero("evolve", "--from", "evaluate_iter1", *attacked.arguments)
@@ -156,9 +155,7 @@ def test_from_redoes_a_stage(attacked: Attacked, drzero: DrZero) -> None:
     assert attacked.manifest.entry("evaluate_iter1").starts == 1
 
 
-def test_a_stage_out_of_time_ends_the_loop_with_its_message(
-    prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stage_out_of_time_ends_the_loop_with_its_message(prepared, speaking_model, tmp_path, monkeypatch):
     first = plan_loop(compose_loop(small_loop(prepared.corpus, speaking_model, tmp_path / "loop")))[0]
     manifest = Manifest(tmp_path / "loop" / "evolve" / "manifest.json")
     # Less than an evaluation starts its services for.
@@ -170,9 +167,7 @@ def test_a_stage_out_of_time_ends_the_loop_with_its_message(
     assert entry.error and entry.error.endswith("rerun with more time to resume")
 
 
-def test_a_loop_begins_no_stage_after_its_stop_time(
-    prepared: Prepared, speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loop_begins_no_stage_after_its_stop_time(prepared, speaking_model, tmp_path, monkeypatch):
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 1))
     with pytest.raises(OutOfTime, match=r"^evaluate_iter0 was not started: the stop time"):
         run_evolve(small_loop(prepared.corpus, speaking_model, tmp_path / "loop"))

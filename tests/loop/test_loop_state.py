@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -94,13 +94,13 @@ def write_results(run: StageRun, folder: Path, export: Path) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """One for all tests: a config names it, and is composed once for all of them."""
     return tmp_path_factory.mktemp("loops") / "loop"
 
 
 @pytest.fixture
-def finished(prepared: Prepared, place: Path) -> Iterator[Finished]:
+def finished(prepared, place):
     yield Finished(prepared, place)
     shutil.rmtree(place)
 
@@ -109,19 +109,19 @@ Reopen = Callable[..., Finished]
 
 
 @pytest.fixture
-def reopen(prepared: Prepared, place: Path) -> Reopen:
+def reopen(prepared, place):
     """The same loop as a new process sees it, with other overrides."""
     return lambda *more: Finished(prepared, place, *more)
 
 
 @pytest.mark.parametrize("prunes", [False, True])
-def test_a_finished_loop_fits_itself_pruned_or_not(finished: Finished, reopen: Reopen, prunes: bool) -> None:
+def test_a_finished_loop_fits_itself_pruned_or_not(finished, reopen, prunes):
     if prunes:
         finished.prune_all()
     reopen().check()
 
 
-def test_you_can_ask_for_more_iterations_later(finished: Finished, reopen: Reopen) -> None:
+def test_you_can_ask_for_more_iterations_later(finished, reopen):
     finished.prune_all()
     longer = reopen("iterations=3")
     longer.check()
@@ -129,13 +129,13 @@ def test_you_can_ask_for_more_iterations_later(finished: Finished, reopen: Reope
     assert left[0] == "challenger_iter3"
 
 
-def test_pruning_leaves_the_last_challengers_checkpoint_alone(finished: Finished) -> None:
+def test_pruning_leaves_the_last_challengers_checkpoint_alone(finished):
     finished.prune_all()
     left = sorted(path.parent.name for path in finished.folder.glob("*/global_step_*"))
     assert left == ["challenger_iter2"]
 
 
-def test_the_next_start_completes_a_killed_pruning(finished: Finished, reopen: Reopen) -> None:
+def test_the_next_start_completes_a_killed_pruning(finished, reopen):
     finished.prune_all()
     half = finished.folder / "solver_iter1" / "global_step_1" / "actor"
     half.mkdir(parents=True)
@@ -158,8 +158,8 @@ def append_to(path: Path) -> None:
     ],
 )
 def test_a_finished_stage_that_no_longer_fits_is_refused_with_the_change(
-    finished: Finished, reopen: Reopen, more: list[str], change: str | None, refusal: str
-) -> None:
+    finished, reopen, more, change, refusal
+):
     if change:
         path = finished.folder / change.removeprefix("-")
         path.unlink() if change.startswith("-") else append_to(path)
@@ -167,9 +167,7 @@ def test_a_finished_stage_that_no_longer_fits_is_refused_with_the_change(
         reopen(*more).check()
 
 
-def test_changed_prompts_of_the_same_name_are_refused(
-    finished: Finished, reopen: Reopen, prepared: Prepared
-) -> None:
+def test_changed_prompts_of_the_same_name_are_refused(finished, reopen, prepared):
     prompts = prepared.corpus / "data" / "zero_ratio4321.parquet"
     content = prompts.read_bytes()
     append_to(prompts)
@@ -180,9 +178,7 @@ def test_changed_prompts_of_the_same_name_are_refused(
         prompts.write_bytes(content)
 
 
-def test_an_evaluation_that_no_longer_fits_is_redone_and_nothing_else(
-    finished: Finished, reopen: Reopen, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_evaluation_that_no_longer_fits_is_redone_and_nothing_else(finished, reopen, capsys):
     later = reopen("stages.evaluate.questions_per_benchmark=7")
     later.check()
     again = [run.name for run in later.plan if not later.manifest.is_complete(run.name)]
@@ -190,7 +186,7 @@ def test_an_evaluation_that_no_longer_fits_is_redone_and_nothing_else(
     assert "questions_per_benchmark" in capsys.readouterr().out
 
 
-def test_a_stage_begun_with_other_settings_is_not_resumed(finished: Finished, reopen: Reopen) -> None:
+def test_a_stage_begun_with_other_settings_is_not_resumed(finished, reopen):
     finished.manifest.end("challenger_iter2", "failed", "killed")
     for name in ("synthesize_iter2", "solver_iter2", "merge_iter2", "evaluate_iter2"):
         finished.manifest.entries.pop(name)
@@ -201,19 +197,19 @@ def test_a_stage_begun_with_other_settings_is_not_resumed(finished: Finished, re
         check_finished(only_second, changed.configs, changed.manifest)
 
 
-def test_another_runs_checkpoint_is_not_taken_over(finished: Finished, reopen: Reopen) -> None:
+def test_another_runs_checkpoint_is_not_taken_over(finished, reopen):
     finished.manifest.entries = {"evaluate_iter0": finished.manifest.entry("evaluate_iter0")}
     finished.manifest.save()
     with pytest.raises(LoopChanged, match="challenger_iter1 holds a run that this loop has not started"):
         reopen().check()
 
 
-def test_preflight_counts_the_stages_that_from_redoes(finished: Finished) -> None:
+def test_preflight_counts_the_stages_that_from_redoes(finished):
     again = preflight_stage("evolve", ["--from", "merge_iter2", *finished.arguments])[-1]
     assert again.name == "evolve" and again.estimate is not None
 
 
-def test_a_training_that_ended_before_its_first_checkpoint_may_be_resumed(finished: Finished) -> None:
+def test_a_training_that_ended_before_its_first_checkpoint_may_be_resumed(finished):
     solver = finished.folder / "solver_iter1"
     (solver / "latest_checkpointed_iteration.txt").unlink()
     shutil.rmtree(solver / "global_step_1")
@@ -221,7 +217,7 @@ def test_a_training_that_ended_before_its_first_checkpoint_may_be_resumed(finish
     assert "source" not in {finding.key for report in reports for finding in report.findings}
 
 
-def test_from_redoes_a_stage_and_everything_built_on_it(finished: Finished) -> None:
+def test_from_redoes_a_stage_and_everything_built_on_it(finished):
     again = stages_from("solver_iter1", finished.plan, finished.manifest)
     assert again[0].name == "solver_iter1" and again[-1].name == "evaluate_iter2"
     forget(again, finished.configs, finished.manifest)
@@ -229,19 +225,19 @@ def test_from_redoes_a_stage_and_everything_built_on_it(finished: Finished) -> N
     assert sorted(path.name for path in finished.folder.iterdir()) == left
 
 
-def test_nothing_is_built_on_an_evaluation(finished: Finished) -> None:
+def test_nothing_is_built_on_an_evaluation(finished):
     assert stages_from("evaluate_iter0", finished.plan, finished.manifest) == [finished.plan[0]]
 
 
 @pytest.mark.parametrize("name", ["solver_iter1", "challenger_iter2"])
-def test_from_is_refused_if_a_later_stage_needs_a_pruned_checkpoint(finished: Finished, name: str) -> None:
+def test_from_is_refused_if_a_later_stage_needs_a_pruned_checkpoint(finished, name):
     finished.prune_all()
     with pytest.raises(LoopChanged, match="challenger_iter2 needs the checkpoint of challenger_iter1"):
         stages_from(name, finished.plan, finished.manifest)
     assert (finished.folder / "solver_iter1").exists()
 
 
-def test_the_next_start_completes_a_killed_removal(finished: Finished, reopen: Reopen) -> None:
+def test_the_next_start_completes_a_killed_removal(finished, reopen):
     finished.manifest.entry("evaluate_iter2").state = "forgotten"
     finished.manifest.save()
     later = reopen()

@@ -12,7 +12,7 @@ def overrides(*arguments: str) -> dict[str, tuple[str, ...]]:
     return {run.name: run.overrides for run in plan_loop(compose_loop(arguments))}
 
 
-def test_a_loop_evaluates_the_base_model_and_then_takes_turns() -> None:
+def test_a_loop_evaluates_the_base_model_and_then_takes_turns():
     assert list(overrides("iterations=2")) == [
         "evaluate_iter0",
         *(f"{stage}_iter1" for stage in ("challenger", "synthesize", "solver", "merge", "evaluate")),
@@ -20,17 +20,17 @@ def test_a_loop_evaluates_the_base_model_and_then_takes_turns() -> None:
     ]
 
 
-def test_an_override_of_a_stage_reaches_that_stage_only() -> None:
+def test_an_override_of_a_stage_reaches_that_stage_only():
     plan = overrides("iterations=1", "stages.solver.data.train_batch_size=4", "+stages.solver.trainer.foo=1")
     assert {"data.train_batch_size=4", "+trainer.foo=1"} < set(plan["solver_iter1"])
     assert not any("train_batch_size" in override for override in plan["challenger_iter1"])
 
 
-def test_any_other_override_reaches_every_stage() -> None:
+def test_any_other_override_reaches_every_stage():
     assert all("model=demo-policy" in given for given in overrides("model=demo-policy").values())
 
 
-def test_the_last_choice_of_a_group_counts() -> None:
+def test_the_last_choice_of_a_group_counts():
     given = overrides("loop=demo", "model=smollm2-135m")["merge_iter1"]
     assert [override for override in given if override.startswith("model=")] == ["model=smollm2-135m"]
 
@@ -49,18 +49,18 @@ def test_the_last_choice_of_a_group_counts() -> None:
         ("loop=demos", "'demo'"),
     ],
 )
-def test_an_override_that_breaks_the_chain_is_refused_with_the_right_key(argument: str, said: str) -> None:
+def test_an_override_that_breaks_the_chain_is_refused_with_the_right_key(argument, said):
     with pytest.raises(OverrideError, match=said):
         compose_loop([argument])
 
 
-def test_a_typed_override_for_all_stages_beats_the_loops_file() -> None:
+def test_a_typed_override_for_all_stages_beats_the_loops_file():
     given = overrides("loop=demo", "steps_per_iteration=8", "stages.solver.steps_per_iteration=9")
     assert "steps_per_iteration=8" in given["challenger_iter1"]
     assert [o for o in given["solver_iter1"] if o.startswith("steps")] == ["steps_per_iteration=9"]
 
 
-def test_a_loop_can_leave_out_evaluations() -> None:
+def test_a_loop_can_leave_out_evaluations():
     assert not any(name.startswith("evaluate") for name in overrides("evaluations=false"))
 
 
@@ -80,7 +80,7 @@ def significant(*more: str) -> dict[str, object]:
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
     ],
 )
-def test_place_and_speed_of_a_stage_do_not_change_its_results(override: str) -> None:
+def test_place_and_speed_of_a_stage_do_not_change_its_results(override):
     assert changed_keys(significant(), significant(override)) == []
 
 
@@ -92,15 +92,15 @@ def test_place_and_speed_of_a_stage_do_not_change_its_results(override: str) -> 
         ("+trainer.foo=1", "trainer.foo: '(not set)' → 1"),
     ],
 )
-def test_a_setting_that_can_change_results_is_named_with_both_values(override: str, change: str) -> None:
+def test_a_setting_that_can_change_results_is_named_with_both_values(override, change):
     assert changed_keys(significant(), significant(override)) == [change]
 
 
-def test_a_hub_model_is_the_same_before_and_after_its_download() -> None:
+def test_a_hub_model_is_the_same_before_and_after_its_download():
     assert same_input("org/model", "org/model@abc") and not same_input("org/model@abc", "org/model@def")
 
 
-def test_later_iterations_read_the_earlier_ones_outputs() -> None:
+def test_later_iterations_read_the_earlier_ones_outputs():
     first, second = (compose_stage("challenger", ["hardware=cpu", f"iteration={i}"]) for i in (1, 2))
     assert first.continue_from is None and first.solver.model_path == first.base_model
     assert second.continue_from == f"{second.paths.checkpoints}/challenger_iter1"

@@ -19,7 +19,7 @@ from drzero.recipe.errors import CheckError
 
 
 @pytest.mark.parametrize("words", [["--seeds", "3"], ["--seeds=3"]])
-def test_the_number_of_seeds_is_an_option_anywhere_among_the_overrides(words: list[str]) -> None:
+def test_the_number_of_seeds_is_an_option_anywhere_among_the_overrides(words):
     assert split_seeds(["loop=demo", *words, "iterations=1"]) == (3, ["loop=demo", "iterations=1"])
     without = ["loop=demo", "--from", "solver_iter1"]
     assert split_seeds(without) == (None, without)
@@ -34,16 +34,14 @@ def test_the_number_of_seeds_is_an_option_anywhere_among_the_overrides(words: li
         (["--seeds", "2", "--from", "solver_iter1"], "without --seeds"),
     ],
 )
-def test_a_wrong_number_of_seeds_is_refused_before_anything_starts(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_number_of_seeds_is_refused_before_anything_starts(arguments, said, capsys):
     with pytest.raises(CheckError, match=said):
         split_seeds(arguments)
     assert main(["evolve", *arguments]) == 2
     assert capsys.readouterr().err.startswith("drzero evolve: --")
 
 
-def test_a_seed_changes_training_and_not_the_evaluation(tmp_path: Path) -> None:
+def test_a_seed_changes_training_and_not_the_evaluation(tmp_path):
     place = tmp_path / "it's, a place"
     typed = ["hardware=cpu", "iterations=1", f"paths.checkpoints={tmp_path}", *seed_overrides(place, 7)]
     plan = plan_loop(compose_loop(typed))
@@ -59,7 +57,7 @@ Loops = Callable[..., Callable[[Sequence[str]], None]]
 
 
 @pytest.fixture
-def loops() -> Loops:
+def loops():
     """In place of a loop: what it leaves, by seed, or the error that it ends with."""
 
     def make(started: list[int], *outcomes: list[int] | BaseException) -> Callable[[Sequence[str]], None]:
@@ -80,9 +78,7 @@ def loops() -> Loops:
     return make
 
 
-def test_the_loops_of_all_seeds_are_run_and_summed_up(
-    loops: Loops, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_loops_of_all_seeds_are_run_and_summed_up(loops, tmp_path, capsys):
     started: list[int] = []
     run_seeds(3, ["hardware=cpu", f"paths.checkpoints={tmp_path}"], loops(started, [6], [9], [12]))
     assert started == [1, 2, 3]
@@ -99,9 +95,7 @@ def test_the_loops_of_all_seeds_are_run_and_summed_up(
     assert change and f"{change.p:.2g}" in shown.split()
 
 
-def test_the_other_seeds_run_after_a_failed_one_which_is_named_in_the_end(
-    loops: Loops, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_other_seeds_run_after_a_failed_one_which_is_named_in_the_end(loops, tmp_path, capsys):
     started: list[int] = []
     with pytest.raises(SeedsFailed, match=r"1 of 3 seeds failed\. seed 2: no luck\. Rerun"):
         run_seeds(
@@ -114,7 +108,7 @@ def test_the_other_seeds_run_after_a_failed_one_which_is_named_in_the_end(
     assert "change of exact match over 3 seeds" in capsys.readouterr().out
 
 
-def test_half_written_answers_of_the_base_model_are_not_shared(loops: Loops, tmp_path: Path) -> None:
+def test_half_written_answers_of_the_base_model_are_not_shared(loops, tmp_path):
     killed = evaluated(tmp_path / "seed1" / "evaluate_iter0", [1] * 20) / "answers.jsonl"
     killed.write_bytes(killed.read_bytes() + '{"key": "demo_2hop/é'.encode()[:-1])
     started: list[int] = []
@@ -124,14 +118,14 @@ def test_half_written_answers_of_the_base_model_are_not_shared(loops: Loops, tmp
     assert started == [1, 2] and sum(record["right"] for record in answers[0] if "2hop" in record["key"]) == 0
 
 
-def test_a_seed_that_runs_out_of_time_ends_all(loops: Loops, tmp_path: Path) -> None:
+def test_a_seed_that_runs_out_of_time_ends_all(loops, tmp_path):
     started: list[int] = []
     with pytest.raises(OutOfTime):
         run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], OutOfTime("it is late"), [9]))
     assert started == [1, 2]
 
 
-def test_status_shows_the_loops_of_all_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_loops_of_all_seeds(tmp_path, capsys):
     assert main(["status", f"paths.checkpoints={tmp_path}"]) == 2
     for seed in (1, 2):
         (tmp_path / f"seed{seed}" / "evolve").mkdir(parents=True)
@@ -141,9 +135,7 @@ def test_status_shows_the_loops_of_all_seeds(tmp_path: Path, capsys: pytest.Capt
     assert all(f"loop, seed{seed}" in shown and f"solver_iter{seed}" in shown for seed in (1, 2))
 
 
-def test_status_shows_a_stage_whose_results_are_being_removed_as_to_redo(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_a_stage_whose_results_are_being_removed_as_to_redo(tmp_path, capsys):
     manifest = Manifest(tmp_path / "manifest.json")
     manifest.entry("solver_iter1").state = "forgotten"
     print_loop(manifest, ["solver_iter1"], running=False)

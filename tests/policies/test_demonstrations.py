@@ -28,12 +28,12 @@ def make(world: World, seed: int = 0) -> list[Demonstration]:
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world():
     return generate_world(0, "warmstart")
 
 
 @pytest.fixture(scope="module")
-def demonstrations(world: World) -> list[Demonstration]:
+def demonstrations(world):
     return make(world)
 
 
@@ -62,9 +62,7 @@ def question_and_answer(demonstration: Demonstration) -> tuple[str, str]:
     return question or "", answer or ""
 
 
-def test_demonstrations_have_the_requested_counts_roles_and_searches(
-    world: World, demonstrations: list[Demonstration]
-) -> None:
+def test_demonstrations_have_the_requested_counts_roles_and_searches(world, demonstrations):
     assert make(world) == demonstrations
     assert make(world, seed=1) != demonstrations
     for kind, counts in (("challenger", CHALLENGER), ("solver", SOLVER)):
@@ -80,9 +78,7 @@ def test_demonstrations_have_the_requested_counts_roles_and_searches(
         assert len(trajectory_of(demonstration).searches) == demonstration["hop"]
 
 
-def test_prompts_are_short_and_questions_and_answers_are_right(
-    demonstrations: list[Demonstration], world: World
-) -> None:
+def test_prompts_are_short_and_questions_and_answers_are_right(demonstrations, world):
     for demonstration in of_kind(demonstrations, "challenger"):
         question, answer = question_and_answer(demonstration)
         assert has_integrity(question, answer)
@@ -105,9 +101,7 @@ def test_prompts_are_short_and_questions_and_answers_are_right(
         assert question_and_answer(demonstration)[1] == answers[question]
 
 
-def test_every_thought_is_backed_by_what_was_read_before(
-    world: World, demonstrations: list[Demonstration]
-) -> None:
+def test_every_thought_is_backed_by_what_was_read_before(world, demonstrations):
     names = [entity.name for entity in world.entities.values()]
     for demonstration in demonstrations:
         read = ""
@@ -118,7 +112,7 @@ def test_every_thought_is_backed_by_what_was_read_before(
             read += message["content"]
 
 
-def test_turns_are_short_and_passages_queries_and_questions_vary(demonstrations: list[Demonstration]) -> None:
+def test_turns_are_short_and_passages_queries_and_questions_vary(demonstrations):
     words = [
         len(message["content"].split())
         for demonstration in demonstrations
@@ -143,7 +137,7 @@ def test_turns_are_short_and_passages_queries_and_questions_vary(demonstrations:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_entity_of_the_run_split_occurs(seed: int, demonstrations: list[Demonstration]) -> None:
+def test_no_entity_of_the_run_split_occurs(seed, demonstrations):
     text = " ".join(message["content"] for d in demonstrations for message in d["messages"])
     words = set(re.findall(r"\w+", text))
     for entity in generate_world(seed, "run").entities.values():
@@ -152,9 +146,7 @@ def test_no_entity_of_the_run_split_occurs(seed: int, demonstrations: list[Demon
 
 
 @pytest.mark.parametrize("share", [0.4, 1.0])
-def test_no_two_relations_of_an_evaluated_question_follow_each_other(
-    world: World, demonstrations: list[Demonstration], share: float
-) -> None:
+def test_no_two_relations_of_an_evaluated_question_follow_each_other(world, demonstrations, share):
     evaluated = generate_world(0, "run", chain_share=share).chains
     pairs = {pair for chain in evaluated for pair in pairwise(chain.relations)}
     assert pairs.isdisjoint(pair for chain in world.chains for pair in pairwise(chain.relations))
@@ -167,17 +159,17 @@ def test_no_two_relations_of_an_evaluated_question_follow_each_other(
             assert not [question for question in asked if re.search(words, question)], words
 
 
-def test_the_run_split_is_refused() -> None:
+def test_the_run_split_is_refused():
     with pytest.raises(ValueError, match="'warmstart' split, got 'run'"):
         make(generate_world(0, "run"))
 
 
-def test_too_few_chains_are_reported(world: World) -> None:
+def test_too_few_chains_are_reported(world):
     with pytest.raises(ValueError, match="more chains_per_hop"):
         make_demonstrations(world, challenger={1: 101}, solver={}, retrieve=world_retriever(world))
 
 
-def test_a_search_that_misses_the_needed_passage_is_not_shown(world: World) -> None:
+def test_a_search_that_misses_the_needed_passage_is_not_shown(world):
     find = world_retriever(world)
 
     def forgetful(queries: Sequence[str]) -> Sequence[Sequence[Mapping[str, str]]]:

@@ -2,8 +2,6 @@
 
 import hashlib
 import random
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +27,7 @@ HOPS = (1, 2, 3, 4)
 
 
 @pytest.fixture(scope="module")
-def conversations(smollm2_tokenizer: Any) -> dict[str, list[Example]]:
+def conversations(smollm2_tokenizer):
     """Of each kind, perfect ones of one to four hops in the demo's words and passages."""
     world = generate_world(17, "warmstart", chains_per_hop=30)
     each = dict.fromkeys(HOPS, 15)
@@ -56,9 +54,7 @@ def turns(example: Example) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["challenger", "solver"])
-def test_training_holds_perfect_conversations_of_up_to_four_hops(
-    kind: str, conversations: dict[str, list[Example]]
-) -> None:
+def test_training_holds_perfect_conversations_of_up_to_four_hops(kind, conversations):
     config = demo(kind)
     for example in conversations[kind]:
         prompt = example.own_T.index(True)
@@ -71,9 +67,7 @@ def test_training_holds_perfect_conversations_of_up_to_four_hops(
 @pytest.mark.parametrize(
     ("stage", "kind"), [("challenger", "solver"), ("synthesize", "challenger"), ("evaluate", "solver")]
 )
-def test_so_do_attempts_sampling_and_evaluation(
-    stage: str, kind: str, conversations: dict[str, list[Example]]
-) -> None:
+def test_so_do_attempts_sampling_and_evaluation(stage, kind, conversations):
     solver = demo(stage).solver
     for example in conversations[kind]:
         assert len(example.ids_T) <= solver.max_context_tokens
@@ -81,9 +75,7 @@ def test_so_do_attempts_sampling_and_evaluation(
         assert max(turns(example)) <= solver.max_tokens_per_turn
 
 
-def test_every_conversation_is_trained_on_once_and_next_to_others_of_like_length(
-    conversations: dict[str, list[Example]],
-) -> None:
+def test_every_conversation_is_trained_on_once_and_next_to_others_of_like_length(conversations):
     examples = conversations["challenger"] + conversations["solver"]
     order = batched(examples, 4, random.Random(0))
     assert sorted(map(id, order)) == sorted(map(id, examples))
@@ -92,8 +84,8 @@ def test_every_conversation_is_trained_on_once_and_next_to_others_of_like_length
 
 
 def test_the_loss_is_the_mean_over_own_tokens_and_padding_changes_nothing(
-    tiny_model: Path, conversations: dict[str, list[Example]], tmp_path: Path
-) -> None:
+    tiny_model, conversations, tmp_path
+):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(r=2))
     batch = [conversations["challenger"][0], conversations["solver"][-1]]
     losses, own = [], []
@@ -109,7 +101,7 @@ def test_the_loss_is_the_mean_over_own_tokens_and_padding_changes_nothing(
     assert loss == pytest.approx((losses[0] * own[0] + losses[1] * own[1]) / sum(own), rel=1e-5)
 
 
-def test_a_save_that_a_kill_cut_off_is_not_resumed(tmp_path: Path) -> None:
+def test_a_save_that_a_kill_cut_off_is_not_resumed(tmp_path):
     assert newest_checkpoint(tmp_path / "none yet") is None
     for step in (40, 80):
         (tmp_path / f"checkpoint-{step}").mkdir()
@@ -119,7 +111,7 @@ def test_a_save_that_a_kill_cut_off_is_not_resumed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-40"]
 
 
-def test_the_adapter_is_written_at_half_its_size_into_a_new_folder(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_adapter_is_written_at_half_its_size_into_a_new_folder(tiny_model, tmp_path):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_model), LoraConfig(r=2))
     model.save_pretrained(str(tmp_path / "checkpoint-40"))
     write_adapter(tmp_path / "checkpoint-40", out := tmp_path / "policies" / "demo", {"losses": [0.5]})

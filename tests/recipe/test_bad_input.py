@@ -58,8 +58,8 @@ def challenger(prepared: Prepared, folder: Path, *overrides: str) -> list[str]:
     ids=["empty", "not JSON", "no text", "missing"],
 )
 def test_a_bad_corpus_is_refused_with_its_line_and_leaves_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model: Path, text: str | None, expected: str
-) -> None:
+    capsys, tmp_path, tiny_model, text, expected
+):
     corpus, target = tmp_path / "bad.jsonl", tmp_path / "corpus"
     if text is not None:
         corpus.write_text(text)
@@ -68,9 +68,7 @@ def test_a_bad_corpus_is_refused_with_its_line_and_leaves_nothing(
     assert not target.exists() or files_below(target) == []
 
 
-def test_an_index_of_other_content_is_left_alone_unless_it_is_to_be_replaced(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
-) -> None:
+def test_an_index_of_other_content_is_left_alone_unless_it_is_to_be_replaced(capsys, tmp_path, prepared):
     shutil.copytree(prepared.corpus / "chromadb", tmp_path / "corpus" / "chromadb")
     before = files_below(tmp_path / "corpus")
     (tmp_path / "other.jsonl").write_text(json.dumps({"text": "other"}))
@@ -123,9 +121,7 @@ CHALLENGER = {
 
 
 @pytest.mark.parametrize("name", [*CHALLENGER, pytest.param("no SGLang", marks=needs_no_sglang)])
-def test_a_challenger_that_cannot_run_is_refused_and_leaves_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, name: str
-) -> None:
+def test_a_challenger_that_cannot_run_is_refused_and_leaves_nothing(capsys, tmp_path, prepared, name):
     (tmp_path / "broken.parquet").write_text("no parquet")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "latest_checkpointed_iteration.txt").write_text("3")
@@ -139,9 +135,7 @@ def test_a_challenger_that_cannot_run_is_refused_and_leaves_nothing(
     assert not (tmp_path / "ck").exists()
 
 
-def test_serving_a_collection_built_with_another_embedder_is_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
-) -> None:
+def test_serving_a_collection_built_with_another_embedder_is_refused(capsys, tmp_path, prepared):
     places = [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={tmp_path}"]
     wrong = "retrieval.embedder=intfloat/e5-large-v2"
     message = refusal(capsys, "serve-search", "hardware=cpu", *places, wrong)
@@ -150,8 +144,8 @@ def test_serving_a_collection_built_with_another_embedder_is_refused(
 
 @pytest.mark.parametrize("place", ["a file", "/proc"])
 def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_starts(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, place: str
-) -> None:
+    capsys, tmp_path, prepared, place
+):
     """A file where a folder should be, and a file system that takes no files."""
     (tmp_path / "a file").write_text("")
     message = refusal(capsys, *challenger(prepared, tmp_path / place / "ck"))
@@ -172,9 +166,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_starts(
     ],
     ids=["other family", "no tools", "no system role", "no tool responses", "rewriting", "no template"],
 )
-def test_a_model_that_cannot_hold_our_conversations_is_refused(
-    tmp_path: Path, tiny_model: Path, changes: dict[str, str | None], expected: str
-) -> None:
+def test_a_model_that_cannot_hold_our_conversations_is_refused(tmp_path, tiny_model, changes, expected):
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("*.safetensors"))
     if "chat_template" in changes:
@@ -190,9 +182,7 @@ def test_a_model_that_cannot_hold_our_conversations_is_refused(
 
 
 @pytest.mark.parametrize("key", ["base_model", "solver.model_path"])
-def test_a_training_run_of_such_a_model_is_refused_with_its_key(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, key: str
-) -> None:
+def test_a_training_run_of_such_a_model_is_refused_with_its_key(capsys, tmp_path, prepared, key):
     model = tmp_path / "model"
     shutil.copytree(prepared.model, model)
     (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -219,14 +209,7 @@ def test_a_training_run_of_such_a_model_is_refused_with_its_key(
         ("", "run.min_free_gb=1000000", ["run.min_free_gb=1e+06 are required"]),
     ],
 )
-def test_a_solver_run_that_cannot_go_well_is_refused(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    prepared: Prepared,
-    damage: str,
-    override: str,
-    expected: list[str],
-) -> None:
+def test_a_solver_run_that_cannot_go_well_is_refused(capsys, tmp_path, prepared, damage, override, expected):
     write_questions(tmp_path, 4, 4)
     train, val = (tmp_path / "synthesize_iter1" / f"{name}.parquet" for name in ("train", "val"))
     places = {"train": train, "prompts": prepared.corpus / "data" / "zero_ratio4321.parquet"}

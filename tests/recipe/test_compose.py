@@ -5,7 +5,6 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -62,7 +61,7 @@ def combination(model: str, hardware: str, mode: str, *overrides: str) -> DictCo
         return resolve(compose("challenger", [*chosen, "retrieval.port=8001", "solver.port=8002"]))
 
 
-def test_the_groups_are_those_of_the_design() -> None:
+def test_the_groups_are_those_of_the_design():
     assert HARDWARE == ["2x8xh100", "8xh100", "cpu", "single_gpu"]
     assert MODES == ["colocate_async", "separate_async", "sync"]
     assert {"qwen3-32b", "qwen3-14b", "qwen3-8b", "qwen2.5-7b", "qwen2.5-3b"} < set(MODELS)
@@ -72,9 +71,7 @@ def test_the_groups_are_those_of_the_design() -> None:
 @pytest.mark.parametrize(
     ("model", "hardware", "mode"), each_option_once(itertools.product(MODELS, HARDWARE, MODES))
 )
-def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(
-    model: str, hardware: str, mode: str
-) -> None:
+def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(model, hardware, mode):
     config = combination(model, hardware, mode)
     for node in DATACLASS_NODES:
         assert omega_conf_to_dataclass(OmegaConf.select(config, node)) is not None, node
@@ -82,7 +79,7 @@ def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(
     assert config.trainer.v1.trainer_mode == f"drzero_hrpo_{mode}"
 
 
-def test_veRL_loads_our_reward_and_its_manager(published: DictConfig) -> None:
+def test_veRL_loads_our_reward_and_its_manager(published):
     reward = get_custom_reward_fn(published)
     assert isinstance(reward, functools.partial)
     assert reward.args[0] is challenger_score
@@ -92,8 +89,8 @@ def test_veRL_loads_our_reward_and_its_manager(published: DictConfig) -> None:
 
 @pytest.mark.parametrize(("model", "hardware"), each_option_once(itertools.product(MODELS, HARDWARE)))
 def test_a_model_loads_as_verls_model_config_and_a_whole_conversation_fits_the_engines(
-    tiny_model: Path, model: str, hardware: str
-) -> None:
+    tiny_model, model, hardware
+):
     config = combination(model, hardware, "sync", f"base_model={tiny_model}")
     loaded = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     assert loaded.tokenizer.eos_token == "<|im_end|>"
@@ -106,7 +103,7 @@ def test_a_model_loads_as_verls_model_config_and_a_whole_conversation_fits_the_e
 
 
 @pytest.fixture(scope="module")
-def published() -> DictConfig:
+def published():
     """The challenger as a user gets it on the paper's machine."""
     return resolve(
         compose_stage("challenger", ["hardware=8xh100", "retrieval.port=8001", "solver.port=8002"])
@@ -154,9 +151,7 @@ def published() -> DictConfig:
         ("trainer.resume_mode", "auto"),
     ],
 )
-def test_a_published_value_is_in_the_group_a_user_would_open(
-    published: DictConfig, key: str, value: Any
-) -> None:
+def test_a_published_value_is_in_the_group_a_user_would_open(published, key, value):
     found = OmegaConf.select(published, key)
     assert Path(found).name == value if key == "data.train_files" else found == value
 
@@ -170,9 +165,7 @@ def test_a_published_value_is_in_the_group_a_user_would_open(
         (["solver.tp_size=2", "machine.gpus=4"], 2, 2),
     ],
 )
-def test_both_engines_have_as_many_copies_as_the_gpus_hold(
-    overrides: list[str], copies: int, each: int
-) -> None:
+def test_both_engines_have_as_many_copies_as_the_gpus_hold(overrides, copies, each):
     config = resolve(compose_plain("challenger", ["hardware=8xh100", *overrides]))
     rollout, gpus = config.actor_rollout_ref.rollout, config.trainer.n_gpus_per_node
     assert (config.solver.dp_size, config.solver.tp_size) == (copies, each)
@@ -181,7 +174,7 @@ def test_both_engines_have_as_many_copies_as_the_gpus_hold(
 
 
 @pytest.mark.parametrize("hardware", ["8xh100", "cpu", "single_gpu"])
-def test_ray_leaves_no_profile_waiting_slowed_or_with_a_third_of_the_memory(hardware: str) -> None:
+def test_ray_leaves_no_profile_waiting_slowed_or_with_a_third_of_the_memory(hardware):
     config = combination("qwen2.5-3b", hardware, "sync")
     ray = config.ray_kwargs.ray_init
     units = config.transfer_queue.backend.SimpleStorage.num_data_storage_units
@@ -191,7 +184,7 @@ def test_ray_leaves_no_profile_waiting_slowed_or_with_a_third_of_the_memory(hard
     assert config.process_env["RAY_worker_niceness"] == 0
 
 
-def test_gpus_that_only_sample_have_cpus_and_a_cluster_of_machines_counts_its_own() -> None:
+def test_gpus_that_only_sample_have_cpus_and_a_cluster_of_machines_counts_its_own():
     rollout = "actor_rollout_ref.rollout"
     own = combination("qwen2.5-3b", "8xh100", "sync").ray_kwargs.ray_init.num_cpus
     separate = [f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=4"]
@@ -205,22 +198,22 @@ def test_gpus_that_only_sample_have_cpus_and_a_cluster_of_machines_counts_its_ow
     [("8xh100", (), 8), ("cpu", (), 1), ("single_gpu", (), 2), ("8xh100", ("reward.num_workers=4",), 4)],
 )
 def test_reward_workers_are_as_many_as_a_steps_attempts_need_and_share_the_solver(
-    hardware: str, overrides: tuple[str, ...], workers: int
-) -> None:
+    hardware, overrides, workers
+):
     config = combination("qwen2.5-3b", hardware, "sync", *overrides)
     each = config.reward.custom_reward_function.reward_kwargs.solver.concurrency
     assert config.reward.num_workers == workers
     assert config.solver.concurrency <= workers * each < config.solver.concurrency + workers
 
 
-def test_the_optimizer_veRL_makes_warms_up_and_stays_constant(published: DictConfig) -> None:
+def test_the_optimizer_veRL_makes_warms_up_and_stays_constant(published):
     optim = omega_conf_to_dataclass(published.actor_rollout_ref.actor).optim
     assert (optim.lr_warmup_steps_ratio, optim.lr_scheduler_type) == (0.03, "constant")
     # Absolute warm-up steps would win over the ratio.
     assert optim.lr_warmup_steps in (None, -1, 0)
 
 
-def test_a_key_added_with_plus_is_in_the_resolved_file(tmp_path: Path) -> None:
+def test_a_key_added_with_plus_is_in_the_resolved_file(tmp_path):
     overrides = ["hardware=cpu", "trainer.total_training_steps=2", "+trainer.foo=1", f"run.dir={tmp_path}"]
     config = compose_stage("challenger", overrides)
     written = OmegaConf.load(write_resolved(resolve(config)))
@@ -235,7 +228,7 @@ def test_a_key_added_with_plus_is_in_the_resolved_file(tmp_path: Path) -> None:
         ("mode=synk", "'sync'"),
     ],
 )
-def test_a_stage_without_veRL_refuses_what_veRL_has_not_either(override: str, expected: str) -> None:
+def test_a_stage_without_veRL_refuses_what_veRL_has_not_either(override, expected):
     """The loop gives all stages the same overrides, so those of veRL's keys pass here; mistakes do not."""
     assert compose_stage("evaluate", ["hardware=cpu", "trainer.save_freq=1"])
     with pytest.raises(OverrideError, match=expected):
@@ -243,7 +236,7 @@ def test_a_stage_without_veRL_refuses_what_veRL_has_not_either(override: str, ex
 
 
 @pytest.mark.parametrize("override", ["trainer={nnodes: 2}", "actor_rollout_ref.rollout={temperature: 0.3}"])
-def test_a_mapping_cannot_set_past_our_keys_what_veRL_takes_from_them(override: str) -> None:
+def test_a_mapping_cannot_set_past_our_keys_what_veRL_takes_from_them(override):
     with pytest.raises(OverrideError, match=r"takes its value from '(machine.nodes|rollout.temperature)'"):
         compose_stage("challenger", ["hardware=cpu", override])
 
@@ -260,44 +253,40 @@ def machine_with(gpus: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize(
     ("gpus", "hardware"), [(0, "cpu"), (1, "single_gpu"), (4, "single_gpu"), (8, "8xh100"), (16, "8xh100")]
 )
-def test_hardware_is_what_the_machine_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, hardware: str
-) -> None:
+def test_hardware_is_what_the_machine_has(tmp_path, monkeypatch, gpus, hardware):
     machine_with(gpus, tmp_path, monkeypatch)
     assert detect_hardware() == hardware
 
 
-def test_a_machine_without_nvidia_smi_is_a_cpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_nvidia_smi_is_a_cpu_machine(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert detect_hardware() == "cpu"
 
 
-def test_hardware_is_picked_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_is_picked_unless_it_is_said(tmp_path, monkeypatch):
     machine_with(8, tmp_path, monkeypatch)
     assert compose_stage("challenger", []).trainer.n_gpus_per_node == 8
     assert compose_stage("challenger", ["hardware=cpu"]).trainer.device == "cpu"
 
 
 @pytest.mark.parametrize("order", [["hardware=cpu", "model=qwen3-8b"], ["model=qwen3-8b", "hardware=cpu"]])
-def test_a_model_that_is_said_wins_over_the_hardwares_default(order: list[str]) -> None:
+def test_a_model_that_is_said_wins_over_the_hardwares_default(order):
     assert compose_stage("challenger", order).actor_rollout_ref.model.path == "Qwen/Qwen3-8B"
 
 
-def test_a_model_is_named_by_its_hub_id_with_the_usual_prompts_and_turns() -> None:
+def test_a_model_is_named_by_its_hub_id_with_the_usual_prompts_and_turns():
     for stage in ("challenger", "evaluate"):
         config = compose_stage(stage, ["hardware=cpu", "iteration=0", "model=Qwen/Qwen2.5-1.5B-Instruct"])
         assert config.base_model == "Qwen/Qwen2.5-1.5B-Instruct"
         assert (config.prompts.form, config.rollout.max_tokens_per_turn) == ("full", 1024)
 
 
-def test_a_hub_id_with_an_option_of_its_own_is_that_option() -> None:
+def test_a_hub_id_with_an_option_of_its_own_is_that_option():
     config = compose_stage("challenger", ["hardware=single_gpu", "model=Qwen/Qwen3-8B"])
     assert config == compose_stage("challenger", ["hardware=single_gpu", "model=qwen3-8b"])
 
 
-def test_a_model_is_named_by_its_folder_from_wherever_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_is_named_by_its_folder_from_wherever_it_is(tmp_path, monkeypatch):
     (tmp_path / "models" / "it's mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -306,23 +295,23 @@ def test_a_model_is_named_by_its_folder_from_wherever_it_is(
         assert config.base_model == str(tmp_path / "models" / "it's mine")
 
 
-def test_in_a_loop_a_model_by_name_is_every_stages() -> None:
+def test_in_a_loop_a_model_by_name_is_every_stages():
     runs = plan_loop(compose_loop(["loop=demo", "model=org/policy"]))
     models = {compose_stage(run.stage, list(run.overrides)).base_model for run in runs}
     assert models == {"org/policy"}
 
 
-def test_the_option_that_other_models_stand_on_sets_nothing_but_the_model() -> None:
+def test_the_option_that_other_models_stand_on_sets_nothing_but_the_model():
     assert set(OmegaConf.load(CONFIG_DIR / "model" / f"{PLAIN_MODEL}.yaml")) == {"base_model"}
 
 
-def test_the_cpu_profile_defaults_to_the_demo_policy() -> None:
+def test_the_cpu_profile_defaults_to_the_demo_policy():
     config = compose_stage("challenger", ["hardware=cpu"])
     assert config.actor_rollout_ref.model.path.endswith("models/demo-policy")
     assert config.prompts.form == "short"
 
 
-def test_paths_come_out_absolute() -> None:
+def test_paths_come_out_absolute():
     config = resolve(compose_stage("challenger", ["hardware=cpu", "paths.corpus=a", "paths.checkpoints=b"]))
     assert config.data.train_files == os.path.abspath("a/data/zero_ratio11.parquet")
     assert config.run.dir == os.path.abspath("b/challenger_iter1")
@@ -330,14 +319,12 @@ def test_paths_come_out_absolute() -> None:
 
 @pytest.mark.parametrize("stage", ["prepare_data", "serve_search"])
 @pytest.mark.parametrize("hardware", HARDWARE)
-def test_the_other_stages_compose(stage: str, hardware: str) -> None:
+def test_the_other_stages_compose(stage, hardware):
     config = resolve(compose_stage(stage, [f"hardware={hardware}"]))
     assert (config.run.name, config.chroma.collection) == (stage, "corpus")
 
 
-def test_no_secret_of_the_environment_is_in_what_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_of_the_environment_is_in_what_is_written(tmp_path, monkeypatch):
     secrets = {
         "WANDB_API_KEY": "wandb-secret-0123",
         "HF_TOKEN": "hf_secret0123",
@@ -352,7 +339,7 @@ def test_no_secret_of_the_environment_is_in_what_is_written(
 
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
-def test_an_asynchronous_challenger_must_be_asked_for_twice(mode: str) -> None:
+def test_an_asynchronous_challenger_must_be_asked_for_twice(mode):
     def advice(*overrides: str) -> str:
         report = preflight(combination("qwen2.5-3b", "8xh100", mode, *overrides), "challenger")
         return " ".join(finding.fix for finding in report.errors)

@@ -29,7 +29,7 @@ def of_tree(tree: dict[str, bytes]) -> str:
 
 
 @given(st.binary())
-def test_a_files_fingerprint_is_its_sha256(content: bytes) -> None:
+def test_a_files_fingerprint_is_its_sha256(content):
     with TemporaryDirectory() as folder:
         (Path(folder) / "file").write_bytes(content)
         assert fingerprint(Path(folder) / "file") == hashlib.sha256(content).hexdigest()
@@ -37,37 +37,33 @@ def test_a_files_fingerprint_is_its_sha256(content: bytes) -> None:
 
 @given(trees, trees)
 @settings(deadline=None)
-def test_folders_have_the_same_fingerprint_exactly_when_names_and_contents_are_the_same(
-    one: dict[str, bytes], other: dict[str, bytes]
-) -> None:
+def test_folders_have_the_same_fingerprint_exactly_when_names_and_contents_are_the_same(one, other):
     assert (of_tree(one) == of_tree(other)) == (one == other)
 
 
-def test_the_time_of_writing_does_not_matter(tmp_path: Path) -> None:
+def test_the_time_of_writing_does_not_matter(tmp_path):
     (tmp_path / "file").write_text("same")
     before = fingerprint(tmp_path)
     os.utime(tmp_path / "file", (0, 0))
     assert fingerprint(tmp_path) == before
 
 
-def test_nothing_has_no_fingerprint(tmp_path: Path) -> None:
+def test_nothing_has_no_fingerprint(tmp_path):
     with pytest.raises(FileNotFoundError):
         fingerprint(tmp_path / "nothing")
 
 
-def test_a_model_folder_goes_by_content(tmp_path: Path) -> None:
+def test_a_model_folder_goes_by_content(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert fingerprint_model(str(tmp_path)) == fingerprint(tmp_path)
 
 
-def test_a_model_folder_that_is_not_there_has_no_fingerprint(tmp_path: Path) -> None:
+def test_a_model_folder_that_is_not_there_has_no_fingerprint(tmp_path):
     with pytest.raises(FileNotFoundError, match="no model at"):
         fingerprint_model(str(tmp_path / "models" / "none"))
 
 
-def test_a_hub_model_goes_by_its_id_and_the_revision_in_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_model_goes_by_its_id_and_the_revision_in_the_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.file_download.HF_HUB_CACHE", str(tmp_path), raising=False)
     repository = tmp_path / "models--some--model"
@@ -87,7 +83,7 @@ def build(folder: Path, text: str) -> Path:
     return folder / "chromadb"
 
 
-def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path: Path) -> None:
+def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path):
     one, again, other = (
         fingerprint_collection(chroma_index([build(tmp_path / name, text)], "corpus"))
         for name, text in (("a", "A harbour town."), ("b", "A harbour town."), ("c", "A market town."))
@@ -95,6 +91,6 @@ def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path: Path) -> Non
     assert one == again != other
 
 
-def test_an_index_that_is_not_there_has_no_fingerprint(tmp_path: Path) -> None:
+def test_an_index_that_is_not_there_has_no_fingerprint(tmp_path):
     with pytest.raises(StoreError, match="no Chroma folder"):
         fingerprint_collection(chroma_index([tmp_path], "corpus"))

@@ -27,7 +27,7 @@ def write_config(folder: Path, base: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def config_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def config_dir(tmp_path_factory):
     base = """
 defaults: [ppo_trainer, {model: small}, {mode: sync}, _self_]
 hydra: {searchpath: ["pkg://verl.trainer.config"]}
@@ -36,7 +36,7 @@ hydra: {searchpath: ["pkg://verl.trainer.config"]}
 
 
 @pytest.fixture(scope="module")
-def small_config_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_config_dir(tmp_path_factory):
     base = """
 defaults: [{model: small}, {mode: sync}, _self_]
 data: {files: [a, b], max_prompt_length: 1, 7: x}
@@ -76,7 +76,7 @@ def refusal(config_dir: Path, *overrides: str) -> str:
     ],
     ids=" ".join,
 )
-def test_an_override_that_can_work_is_accepted(config_dir: Path, overrides: list[str]) -> None:
+def test_an_override_that_can_work_is_accepted(config_dir, overrides):
     check_overrides(overrides, config_dir, "run")
 
 
@@ -92,12 +92,12 @@ def test_an_override_that_can_work_is_accepted(config_dir: Path, overrides: list
         ("~trainer.total_epoch", "trainer.total_epochs"),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest(config_dir: Path, override: str, nearest: str) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest(config_dir, override, nearest):
     message = refusal(config_dir, override)
     assert "there is no key" in message and repr(nearest) in message
 
 
-def test_adding_a_key_is_advised_only_if_verl_knows_its_name(config_dir: Path) -> None:
+def test_adding_a_key_is_advised_only_if_verl_knows_its_name(config_dir):
     advice = "To add a new key on purpose, write +trainer.wandb_proxy=x"
     assert advice in refusal(config_dir, "trainer.wandb_proxy=x")
     assert "+" not in refusal(config_dir, "trainer.total_training_stepz=1")
@@ -113,13 +113,11 @@ def test_adding_a_key_is_advised_only_if_verl_knows_its_name(config_dir: Path) -
         ("trainer.logger=3", "trainer.logger is 3, not a list"),
     ],
 )
-def test_a_value_of_another_kind_than_verls_default_is_refused(
-    config_dir: Path, override: str, said: str
-) -> None:
+def test_a_value_of_another_kind_than_verls_default_is_refused(config_dir, override, said):
     assert said in refusal(config_dir, override)
 
 
-def test_a_plus_on_a_key_that_exists_is_refused_with_the_plain_form(config_dir: Path) -> None:
+def test_a_plus_on_a_key_that_exists_is_refused_with_the_plain_form(config_dir):
     message = refusal(config_dir, "+trainer.total_epochs=2")
     assert message.endswith("exists already. To set it, write trainer.total_epochs=2")
 
@@ -137,34 +135,32 @@ def test_a_plus_on_a_key_that_exists_is_refused_with_the_plain_form(config_dir: 
         ("+actor_rollout_ref.rollout.agent.num_worker=1", "actor_rollout_ref.rollout.agent.num_workers"),
     ],
 )
-def test_a_plus_under_a_dataclass_is_refused_with_the_nearest_field(
-    config_dir: Path, override: str, field: str
-) -> None:
+def test_a_plus_under_a_dataclass_is_refused_with_the_nearest_field(config_dir, override, field):
     message = refusal(config_dir, override)
     assert "has no field" in message and repr(field) in message
 
 
 @pytest.mark.parametrize("plus", ["", "+", "++"])
-def test_the_source_guides_own_override_names_its_successor(config_dir: Path, plus: str) -> None:
+def test_the_source_guides_own_override_names_its_successor(config_dir, plus):
     message = refusal(config_dir, f"{plus}actor_rollout_ref.actor.micro_batch_size_per_gpu=2")
     assert message.endswith("Write actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2")
 
 
-def test_every_renamed_key_is_gone_and_its_successor_exists(config_dir: Path) -> None:
+def test_every_renamed_key_is_gone_and_its_successor_exists(config_dir):
     verls = [successor for successor in RENAMED.values() if successor not in schema_of("challenger")]
     check_overrides([f"{successor}=2" for successor in verls], config_dir, "run")
     for key in RENAMED:
         assert "is now" in refusal(config_dir, f"{key}=2")
 
 
-def test_a_plain_value_for_a_mapping_is_refused_with_the_group_that_was_meant(config_dir: Path) -> None:
+def test_a_plain_value_for_a_mapping_is_refused_with_the_group_that_was_meant(config_dir):
     message = refusal(config_dir, "trainer=async")
     assert "replace the whole mapping 'trainer'" in message
     assert "mode=separate_async" in message
     assert "total_training_steps" in message
 
 
-def test_an_unknown_group_option_is_refused_with_the_options(config_dir: Path) -> None:
+def test_an_unknown_group_option_is_refused_with_the_options(config_dir):
     message = refusal(config_dir, "model=qwen9")
     assert message.startswith("config group 'model' has no option 'qwen9'. Options: large, small. ")
     assert "model=OWNER/NAME, model=./FOLDER" in message
@@ -182,9 +178,7 @@ def test_an_unknown_group_option_is_refused_with_the_options(config_dir: Path) -
         ('benchmarks=["exam=q.csv"]', ["exam=q.csv"]),
     ],
 )
-def test_files_in_a_list_may_have_names_and_a_home_without_further_quotes(
-    typed: str, files: list[str]
-) -> None:
+def test_files_in_a_list_may_have_names_and_a_home_without_further_quotes(typed, files):
     assert compose_stage("evaluate", ["hardware=cpu", typed]).benchmarks == files
 
 
@@ -192,16 +186,14 @@ def test_files_in_a_list_may_have_names_and_a_home_without_further_quotes(
     ("override", "position"),
     [("trainer.name=[1,", 17), ("trainer..name=1", 8), ("trainer.name=a: {b", 17), ("trainer.name", 13)],
 )
-def test_a_syntax_error_is_shown_at_its_place_with_a_hint(
-    config_dir: Path, override: str, position: int
-) -> None:
+def test_a_syntax_error_is_shown_at_its_place_with_a_hint(config_dir, override, position):
     message = refusal(config_dir, override)
     shown, pointer = message.splitlines()[1:3]
     assert (shown, pointer) == (f"  {override}", f"  {' ' * (position - 1)}^ at position {position}")
     assert "Quote a value" in message
 
 
-def test_a_comma_outside_quotes_is_refused_with_both_readings(config_dir: Path) -> None:
+def test_a_comma_outside_quotes_is_refused_with_both_readings(config_dir):
     message = refusal(config_dir, "trainer.logger=console,wandb")
     assert "trainer.logger=[a,b]" in message and "'trainer.logger=\"a,b\"'" in message
 
@@ -228,7 +220,7 @@ TYPED = st.builds(
 @example(overrides=["model="])
 @example(overrides=["x=" + "[" * 2000])
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_is_accepted_or_refused_with_a_message(small_config_dir: Path, overrides: list[str]) -> None:
+def test_any_text_is_accepted_or_refused_with_a_message(small_config_dir, overrides):
     try:
         check_overrides(overrides, small_config_dir, "run")
     except OverrideError as error:
@@ -248,13 +240,13 @@ def test_any_text_is_accepted_or_refused_with_a_message(small_config_dir: Path, 
         ("null", None),
     ],
 )
-def test_a_path_is_taken_as_it_is_typed(typed: str, path: str | None) -> None:
+def test_a_path_is_taken_as_it_is_typed(typed, path):
     config = compose_stage("prepare_data", ["hardware=cpu", "paths.corpus=/corpus", f"source={typed}"])
     assert config.source == path
 
 
 @pytest.mark.parametrize("typed", ["1e3", "007", "2024", "1_000", "true", "NaN", "-inf", "int(3)", "0x10"])
-def test_a_text_that_reads_as_a_number_stays_the_text(typed: str) -> None:
+def test_a_text_that_reads_as_a_number_stays_the_text(typed):
     words = [f"source={typed}", f"++fields.title={typed}", f"base_model={typed}", f"hold_out=[{typed}, b]"]
     config = compose_stage("prepare_data", ["hardware=cpu", *words])
     assert [config.source, config.fields.title, config.base_model] == [typed] * 3
@@ -267,17 +259,17 @@ def test_a_text_that_reads_as_a_number_stays_the_text(typed: str) -> None:
 @given(st.text(st.characters(exclude_characters="$", exclude_categories=["C"]), min_size=1))
 @example('/home/Anna, work/it\'s "[1]" {x}\\')
 @settings(max_examples=50)
-def test_an_override_that_our_code_makes_sets_any_text(text: str) -> None:
+def test_an_override_that_our_code_makes_sets_any_text(text):
     for override, value in ((assigned("k", text), text), (assigned("k", [text, "b"]), [text, "b"])):
         assert OverridesParser.create().parse_override(override).value() == value
 
 
-def test_weights_written_as_a_ratio_are_one_error_before_anything_is_read() -> None:
+def test_weights_written_as_a_ratio_are_one_error_before_anything_is_read():
     with pytest.raises(OverrideError, match=r"hop_ratio is '4:3:2:1', .*: write hop_ratio=\[4,3,2,1\]"):
         compose_stage("prepare_data", ["hardware=cpu", "hop_ratio=4:3:2:1", "source=/nowhere"])
 
 
-def test_an_old_key_works_for_this_release_and_says_its_new_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_old_key_works_for_this_release_and_says_its_new_name(capsys):
     config = compose_stage("merge", ["hardware=cpu", "watchdog.factor=7"])
     assert config.watchdog.patience_factor == 7
     assert "watchdog.factor is now watchdog.patience_factor" in capsys.readouterr().err

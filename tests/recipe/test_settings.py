@@ -29,19 +29,19 @@ def refusal(stage: str, override: str) -> str:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_key_has_a_doc_line_and_a_default_that_it_allows(stage: str) -> None:
+def test_every_key_has_a_doc_line_and_a_default_that_it_allows(stage):
     for name, key in schema_of(stage).keys.items():
         assert key.limits.doc.endswith("."), name
         if key.default != "???" and "${" not in str(key.default):
             assert key.fault(key.default) is None, name
 
 
-def test_the_page_of_the_keys_is_current() -> None:
+def test_the_page_of_the_keys_is_current():
     page = (CONFIG_DIR.parent / "docs" / "config.md").read_text(encoding="utf-8")
     assert page == as_markdown(), "run: drzero config --write docs/config.md"
 
 
-def test_settings_import_nothing_heavy() -> None:
+def test_settings_import_nothing_heavy():
     script = (
         "import sys, drzero.recipe.settings.schema\n"
         "top = {name.partition('.')[0] for name in sys.modules}\n"
@@ -76,7 +76,7 @@ def test_settings_import_nothing_heavy() -> None:
     ],
 )
 @pytest.mark.parametrize("stage", ["challenger", "serve_search"])
-def test_a_key_or_value_that_is_not_allowed_is_refused(stage: str, override: str, said: str) -> None:
+def test_a_key_or_value_that_is_not_allowed_is_refused(stage, override, said):
     assert said in refusal(stage, override)
 
 
@@ -104,7 +104,7 @@ def test_a_key_or_value_that_is_not_allowed_is_refused(stage: str, override: str
         ("solver.data.seed", "x", "a whole number"),
     ],
 )
-def test_a_value_is_refused_by_the_type_of_its_key(key: str, value: Any, said: str) -> None:
+def test_a_value_is_refused_by_the_type_of_its_key(key, value, said):
     stage, _, name = key.partition(".")
     fault = schema_of(stage)[name].fault(value)
     assert fault is not None and said in fault
@@ -126,27 +126,27 @@ def test_a_value_is_refused_by_the_type_of_its_key(key: str, value: Any, said: s
         ("gates.near_duplicate_cosine=0", "gates.near_duplicate_cosine is 0, not"),
     ],
 )
-def test_a_synthesis_that_can_give_no_data_or_cannot_judge_it_is_refused(override: str, said: str) -> None:
+def test_a_synthesis_that_can_give_no_data_or_cannot_judge_it_is_refused(override, said):
     assert said in refusal("synthesize", override)
 
 
-def test_the_gates_settings_come_from_the_config() -> None:
+def test_the_gates_settings_come_from_the_config():
     config = resolve(compose_stage("synthesize", ["gates.evidence=false", "gates.max_answer_words=4"]))
     assert gate_settings(config) == GateSettings(evidence=False, max_answer_words=4)
 
 
-def test_a_stage_without_verl_takes_no_new_key_at_all() -> None:
+def test_a_stage_without_verl_takes_no_new_key_at_all():
     assert "`drzero config` lists the keys" in refusal("merge", "+foo=1")
     assert "did you mean 'hardware'?" in refusal("merge", "hardwear=cpu")
 
 
-def test_a_mapping_of_ours_takes_new_keys() -> None:
+def test_a_mapping_of_ours_takes_new_keys():
     assert compose_stage("merge", ["hardware=cpu", "+process_env.A=1"]).process_env.A == 1
 
 
 @pytest.mark.parametrize("stage", WITHOUT_VERL)
 @pytest.mark.parametrize("hardware", ["cpu", "8xh100"])
-def test_a_stage_without_a_trainer_has_our_keys_alone(stage: str, hardware: str) -> None:
+def test_a_stage_without_a_trainer_has_our_keys_alone(stage, hardware):
     config = resolve(compose_stage(stage, [f"hardware={hardware}", "debug=hang"]))
     found = set(leaves(OmegaConf.to_container(config)))
     assert found == set(schema_of(stage).keys)
@@ -158,7 +158,7 @@ def leaves(node: Any, name: str = "") -> list[str]:
     return [name]
 
 
-def test_what_is_not_ours_in_a_training_stage_is_known_as_verls() -> None:
+def test_what_is_not_ours_in_a_training_stage_is_known_as_verls():
     config = compose_stage("solver", ["hardware=cpu"])
     ours = {name.partition(".")[0] for name in schema_of("solver").keys}
     assert set(config) - ours < verl.ROOTS
@@ -168,13 +168,13 @@ def test_what_is_not_ours_in_a_training_stage_is_known_as_verls() -> None:
     "override",
     ["trainer.save_freq=1", "+trainer.foo=1", "data.train_batch_size=4", "mode=sync", "~trainer.logger"],
 )
-def test_a_stage_without_a_trainer_ignores_overrides_of_verls_part(override: str) -> None:
+def test_a_stage_without_a_trainer_ignores_overrides_of_verls_part(override):
     plain = compose_stage("merge", ["hardware=cpu"])
     assert compose_stage("merge", ["hardware=cpu", override]) == plain
 
 
 @pytest.mark.parametrize(("verls", "ours"), verl.ALIASES.items())
-def test_a_verl_key_that_follows_ours_sets_ours(verls: str, ours: str) -> None:
+def test_a_verl_key_that_follows_ours_sets_ours(verls, ours):
     value = "cpu" if verls.endswith("device") else 3
     for stage in ("challenger", "evaluate"):
         config = compose_stage(stage, ["hardware=8xh100", f"{verls}={value}"])
@@ -184,14 +184,14 @@ def test_a_verl_key_that_follows_ours_sets_ours(verls: str, ours: str) -> None:
 
 @pytest.mark.parametrize("hardware", ["cpu", "single_gpu", "8xh100"])
 @pytest.mark.parametrize("stage", ["challenger", "evaluate"])
-def test_the_demo_environment_brings_its_model_on_every_hardware(stage: str, hardware: str) -> None:
+def test_the_demo_environment_brings_its_model_on_every_hardware(stage, hardware):
     config = compose_stage(stage, ["env=demo", f"hardware={hardware}"])
     assert Path(config.base_model).name == "demo-policy"
     chosen = compose_stage(stage, ["env=demo", f"hardware={hardware}", "model=qwen2.5-3b"])
     assert chosen.base_model == "Qwen/Qwen2.5-3B-Instruct"
 
 
-def test_what_changes_an_answer_is_known() -> None:
+def test_what_changes_an_answer_is_known():
     assert set(schema_of("evaluate").changing_journal()) == {
         "prompts.form",
         "retrieval.topk",
@@ -207,7 +207,7 @@ def test_what_changes_an_answer_is_known() -> None:
     }
 
 
-def test_what_a_run_keeps_and_what_its_pace_depends_on_is_known() -> None:
+def test_what_a_run_keeps_and_what_its_pace_depends_on_is_known():
     run = (
         "base_model method iteration data.train_files data.train_batch_size open_book_check hop_check "
         "balance_hops train_rows environment.name environment.options environment.max_turns "
@@ -221,12 +221,12 @@ def test_what_a_run_keeps_and_what_its_pace_depends_on_is_known() -> None:
     assert set(pace_keys()) == set(pace.split())
 
 
-def test_what_changes_conversations_changes_results() -> None:
+def test_what_changes_conversations_changes_results():
     for key, _ in all_keys():
         assert set(key.limits.journal) <= set(key.limits.results), key.name
 
 
-def test_limits_are_those_of_the_code_that_reads_the_keys() -> None:
+def test_limits_are_those_of_the_code_that_reads_the_keys():
     assert MAX_TOPK == SERVED_TOPK
     schema = schema_of("synthesize")
     assert {field.name: field.default for field in fields(GateSettings)} == {
@@ -236,7 +236,7 @@ def test_limits_are_those_of_the_code_that_reads_the_keys() -> None:
     }
 
 
-def test_a_key_is_printed_with_all_that_is_known_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_key_is_printed_with_all_that_is_known_of_it(capsys):
     run_config(["trainer.nnodes"])  # by veRL's name
     run_config(["solver.attempts"])
     printed = capsys.readouterr().out
@@ -244,6 +244,6 @@ def test_a_key_is_printed_with_all_that_is_known_of_it(capsys: pytest.CaptureFix
         assert part in printed
 
 
-def test_an_unknown_key_is_refused_with_the_nearest() -> None:
+def test_an_unknown_key_is_refused_with_the_nearest():
     with pytest.raises(NoSuchKey, match=r"retrieval\.topk"):
         run_config(["topk"])

@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +29,7 @@ def solver(*overrides: str) -> DictConfig:
 
 
 @pytest.mark.parametrize(("hardware", "mode"), itertools.product(HARDWARE, MODES))
-def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(hardware: str, mode: str) -> None:
+def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(hardware, mode):
     config = solver(f"hardware={hardware}", f"mode={mode}")
     for node in ("actor_rollout_ref.actor", "actor_rollout_ref.rollout", "algorithm"):
         assert omega_conf_to_dataclass(OmegaConf.select(config, node)) is not None, node
@@ -40,7 +39,7 @@ def test_a_combination_is_accepted_by_verls_own_dataclasses_and_validation(hardw
 
 
 @pytest.fixture(scope="module")
-def published() -> DictConfig:
+def published():
     """The solver as a user gets it on the paper's machine."""
     return resolve(compose_stage("solver", ["hardware=8xh100", "retrieval.port=8001", "solver.port=8002"]))
 
@@ -66,14 +65,12 @@ def published() -> DictConfig:
         ("run.name", "solver_iter1"),
     ],
 )
-def test_a_published_value_is_in_the_group_a_user_would_open(
-    published: DictConfig, key: str, value: Any
-) -> None:
+def test_a_published_value_is_in_the_group_a_user_would_open(published, key, value):
     assert OmegaConf.select(published, key) == value
 
 
 @pytest.mark.parametrize(("advantage", "clipped"), [(1.0, -1.1), (-1.0, 0.9)])
-def test_the_ratio_is_clipped_where_the_config_says(advantage: float, clipped: float) -> None:
+def test_the_ratio_is_clipped_where_the_config_says(advantage, clipped):
     actor = omega_conf_to_dataclass(
         solver("hardware=8xh100", "actor_rollout_ref.actor.clip_ratio=0.1").actor_rollout_ref.actor
     )
@@ -87,20 +84,18 @@ def test_the_ratio_is_clipped_where_the_config_says(advantage: float, clipped: f
     assert loss.item() == pytest.approx(clipped)
 
 
-def test_veRL_loads_our_reward(published: DictConfig) -> None:
+def test_veRL_loads_our_reward(published):
     assert get_custom_reward_fn(published).args[0] is solver_score  # type: ignore[attr-defined]
 
 
-def test_a_small_model_keeps_its_own_lengths() -> None:
+def test_a_small_model_keeps_its_own_lengths():
     assert solver("hardware=cpu").data.max_response_length == 960
 
 
 @pytest.mark.parametrize(
     ("iteration", "model"), [(1, "base"), (2, "solver_iter1_hf"), (3, "solver_iter2_hf")]
 )
-def test_an_iteration_takes_its_own_questions_and_the_last_solvers_weights(
-    iteration: int, model: str
-) -> None:
+def test_an_iteration_takes_its_own_questions_and_the_last_solvers_weights(iteration, model):
     config = solver(f"iteration={iteration}", "base_model=x/base", "paths.checkpoints=/c")
     assert Path(config.actor_rollout_ref.model.path).name == model
     assert config.data.train_files == f"/c/synthesize_iter{iteration}/train.parquet"

@@ -81,23 +81,21 @@ class Case:
     scope="module",
     params=[pytest.param(name, marks=[] if name in SHORT else [pytest.mark.matrix]) for name in MODELS],
 )
-def case(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
+def case(request, tiny_model, tmp_path_factory):
     return Case(str(request.param), tmp_path_factory.mktemp("gpu_path"), tiny_model)
 
 
 @pytest.fixture(scope="module")
-def actor(case: Case, sglang_python: str) -> dict[str, Any]:
+def actor(case, sglang_python):
     return case.facts(sglang_python, "gpu_actor.py")
 
 
 @pytest.fixture(scope="module")
-def engines(case: Case, sglang_python: str) -> dict[str, Any]:
+def engines(case, sglang_python):
     return case.facts(sglang_python, "gpu_engines.py")
 
 
-def test_verl_accepts_the_config_and_makes_the_trainer_of_the_stage(
-    case: Case, actor: dict[str, Any]
-) -> None:
+def test_verl_accepts_the_config_and_makes_the_trainer_of_the_stage(case, actor):
     config = case.config
     assert not actor["use_critic"] and not actor["use_reference_policy"]
     assert actor["trainer"] == config.trainer.v1.trainer_mode
@@ -108,7 +106,7 @@ def test_verl_accepts_the_config_and_makes_the_trainer_of_the_stage(
     assert (actor["worker"], actor["engine"]) == ("ActorRolloutRefWorker", "FSDPEngineWithLMHead")
 
 
-def test_each_layer_is_sharded_over_the_eight_ranks(case: Case, actor: dict[str, Any]) -> None:
+def test_each_layer_is_sharded_over_the_eight_ranks(case, actor):
     assert actor["mesh"] == ["cuda", 8]
     assert actor["parameters"] == case.shape.parameters + case.adapter
     assert actor["on_this_rank"] == actor["parameters"] / 8
@@ -119,7 +117,7 @@ def test_each_layer_is_sharded_over_the_eight_ranks(case: Case, actor: dict[str,
     assert len(layers) == 1 and actor["wraps"] >= case.shape.layers + 1
 
 
-def test_it_computes_in_bfloat16_over_weights_in_float32_with_flash_attention(actor: dict[str, Any]) -> None:
+def test_it_computes_in_bfloat16_over_weights_in_float32_with_flash_attention(actor):
     assert actor["dtypes"] == ["torch.float32"]
     assert actor["computes_in"] == actor["head"][0] == "torch.bfloat16"
     assert actor["reduces_in"] == "torch.float32"
@@ -127,7 +125,7 @@ def test_it_computes_in_bfloat16_over_weights_in_float32_with_flash_attention(ac
     assert actor["compiles_entropy"]
 
 
-def test_optimizer_batches_and_checkpoints_are_those_of_the_config(case: Case, actor: dict[str, Any]) -> None:
+def test_optimizer_batches_and_checkpoints_are_those_of_the_config(case, actor):
     settings = case.config.actor_rollout_ref.actor
     optim = settings.optim
     assert actor["optimizer"] == ["AdamW", optim.lr, *optim.betas, optim.weight_decay]
@@ -144,16 +142,14 @@ def test_optimizer_batches_and_checkpoints_are_those_of_the_config(case: Case, a
     assert actor["loss"] == "drzero_bypass_mode"
 
 
-def test_weights_and_optimizer_come_to_the_gpu_for_a_step_and_leave_it(
-    case: Case, actor: dict[str, Any]
-) -> None:
+def test_weights_and_optimizer_come_to_the_gpu_for_a_step_and_leave_it(case, actor):
     assert (actor["devices"], actor["loaded"], actor["offloaded"]) == (["cpu"], ["cuda:0"], ["cpu"])
     assert actor["optimizer_offloaded"] == ["cpu"]
     # Two numbers per trained weight.
     assert actor["states"] == 2 * actor["trained"] / 8
 
 
-def test_the_engines_get_every_weight_once_and_whole(case: Case, actor: dict[str, Any]) -> None:
+def test_the_engines_get_every_weight_once_and_whole(case, actor):
     twice = case.shape.embeddings if case.shape.tied else 0
     assert actor["sent"] == case.shape.parameters + twice
     assert actor["sent_from"] == ["cuda:0"] and not actor["sent_adapter"]
@@ -161,16 +157,14 @@ def test_the_engines_get_every_weight_once_and_whole(case: Case, actor: dict[str
     assert actor["after"] == ["cpu"]
 
 
-def test_the_weight_adapter_is_for_as_many_engines_as_the_config_has(
-    case: Case, actor: dict[str, Any]
-) -> None:
+def test_the_weight_adapter_is_for_as_many_engines_as_the_config_has(case, actor):
     tp = case.config.actor_rollout_ref.rollout.tensor_model_parallel_size
     assert actor["engines"] == [8 // tp, tp, 1]
     # veRL's own, not the one for host memory. Sleep releases the weights too.
     assert (actor["adapter"], actor["sleep_level"]) == ("ServerAdapter", 2)
 
 
-def test_sglang_accepts_what_verl_gives_the_rollout_engine(case: Case, engines: dict[str, Any]) -> None:
+def test_sglang_accepts_what_verl_gives_the_rollout_engine(case, engines):
     rollout, given = case.config.actor_rollout_ref.rollout, engines["rollout"]
     assert engines["gpus"] == given["tp_size"] == rollout.tensor_model_parallel_size
     assert (given["dp_size"], given["nnodes"], given["enable_lora"]) == (1, 1, None)
@@ -185,7 +179,7 @@ def test_sglang_accepts_what_verl_gives_the_rollout_engine(case: Case, engines: 
     assert given["host"] == "127.0.0.1"
 
 
-def test_sglang_accepts_the_command_line_of_the_solvers_server(case: Case, engines: dict[str, Any]) -> None:
+def test_sglang_accepts_the_command_line_of_the_solvers_server(case, engines):
     solver, given = case.config.solver, engines["solver"]
     assert (given["tp_size"], given["dp_size"]) == (solver.tp_size, solver.dp_size)
     assert given["tp_size"] * given["dp_size"] == 8

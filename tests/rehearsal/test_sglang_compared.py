@@ -1,7 +1,6 @@
 """compare-rollouts with a real SGLang server of the pinned version, on a CPU."""
 
 import json
-from pathlib import Path
 
 import pytest
 from sglang_server import serving
@@ -11,9 +10,7 @@ from drzero.cli import main
 pytestmark = [pytest.mark.slow("starts SGLang"), pytest.mark.timeout(900)]
 
 
-def test_sglang_agrees_with_transformers_in_everything(
-    sglang_python: str, speaking_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sglang_agrees_with_transformers_in_everything(sglang_python, speaking_model, tmp_path, capsys):
     questions = tmp_path / "questions.jsonl"
     asked = ("Who came?", "Where did Vell come from?", "What flows through Oldham?")
     questions.write_text("".join(json.dumps({"question": q, "answers": ["Vell"]}) + "\n" for q in asked))

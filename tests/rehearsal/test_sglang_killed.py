@@ -6,12 +6,10 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import psutil
 import pytest
 from chaos import beat
-from conftest import Prepared
 from search_parts import wait_for
 from solver_rows import write_questions
 from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, run_stage
@@ -29,9 +27,7 @@ Start = Callable[..., Run]
 
 
 @pytest.fixture(scope="module")
-def start(
-    sglang_python: str, prepared: Prepared, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Start:
+def start(sglang_python, prepared, speaking_model, tmp_path_factory):
     """Start the same run of two steps, with a signal to its scheduler in the second rollout."""
     checkpoints = tmp_path_factory.mktemp("checkpoints")
     write_questions(checkpoints, 8, 4)
@@ -58,35 +54,35 @@ def start(
 
 
 @pytest.fixture(scope="module")
-def killed(start: Start) -> Run:
+def killed(start):
     return start(signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
-def stopped(killed: Run, start: Start) -> Run:
+def stopped(killed, start):
     return start(signal.SIGSTOP, "watchdog.policy=stop", "watchdog.cold_start_s=30", "watchdog.floor_s=30")
 
 
 @pytest.fixture(scope="module")
-def resumed(stopped: Run, start: Start) -> Run:
+def resumed(stopped, start):
     return start()
 
 
-def test_a_killed_scheduler_ends_the_run_with_the_engine_as_culprit(killed: Run) -> None:
+def test_a_killed_scheduler_ends_the_run_with_the_engine_as_culprit(killed):
     assert killed.code == 1
     assert "culprit: rollout engine" in killed.err and "Traceback" not in killed.err
     assert saved_step(killed.folder) == 1
     assert_nothing_left(killed)
 
 
-def test_a_stopped_scheduler_ends_the_run_and_is_named(stopped: Run) -> None:
+def test_a_stopped_scheduler_ends_the_run_and_is_named(stopped):
     assert stopped.code == 1
     assert re.search(r"SGLang of trainer \(pid \d+\) is stopped by a signal", stopped.err), stopped.err
     assert saved_step(stopped.folder) == 1
     assert_nothing_left(stopped)
 
 
-def test_a_rerun_trains_the_lost_step(resumed: Run) -> None:
+def test_a_rerun_trains_the_lost_step(resumed):
     assert resumed.code == 0, resumed.err[-3000:] + resumed.out[-6000:]
     assert saved_step(resumed.folder) == 2
     assert [line["step"] for line in resumed.lines("metrics/attempt_003.jsonl")] == [2]

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow("imports SGLang and builds every shipped model")
 
 
-def test_the_ledger_of_every_shipped_model_equals_sglangs(sglang_python: str) -> None:
+def test_the_ledger_of_every_shipped_model_equals_sglangs(sglang_python):
     compared = subprocess.run(
         [sglang_python, "-W", "ignore", "-m", "bench.sglang_memory"],
         cwd=ROOT,

@@ -5,9 +5,7 @@ update from each engine's log-probabilities. `-rP` shows the figures of docs/sgl
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -42,19 +40,19 @@ class Continued:
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     prepare_demo_models(folder)
     return folder / POLICY_NAME
 
 
 @pytest.fixture(scope="module")
-def tokenizer(policy: Path) -> Any:
+def tokenizer(policy):
     return load_model(str(policy))[1]
 
 
 @pytest.fixture(scope="module")
-def prompts(tokenizer: Any) -> list[Ids]:
+def prompts(tokenizer):
     """Prompts before a search and after all of them, of challenger and solver conversations."""
     world = generate_world(17, "warmstart", passages=240, chains_per_hop=40)
     conversations = make_demonstrations(
@@ -112,13 +110,7 @@ def by_transformers(model: Any, prompts: list[Ids], end: int) -> Continued:
 
 
 @pytest.fixture(scope="module")
-def engines(
-    sglang_python: str,
-    policy: Path,
-    tokenizer: Any,
-    prompts: list[Ids],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Continued]:
+def engines(sglang_python, policy, tokenizer, prompts, tmp_path_factory):
     end = turn_end_id(tokenizer)
     log = tmp_path_factory.mktemp("logs") / "sglang.log"
     with serving(sglang_python, policy, log, CONTEXT, sequences=len(prompts)) as url:
@@ -129,9 +121,7 @@ def engines(
 
 
 @pytest.fixture(scope="module")
-def steps(
-    engines: dict[str, Continued], prompts: list[Ids], policy: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def steps(engines, prompts, policy, tmp_path_factory):
     """One update from each engine's samples, by a loss that compares its log-probs with the actor's."""
 
     def rows(made: Continued) -> list[Row]:
@@ -161,7 +151,7 @@ def steps(
 
 
 @pytest.fixture(scope="module")
-def actor(steps: dict[str, Any], engines: dict[str, Continued]) -> list[torch.Tensor]:
+def actor(steps, engines):
     """The actor's log-probabilities of the responses, before the update."""
     scored = steps["Transformers"]["log_probs"]
     return [
@@ -174,28 +164,26 @@ def largest_gap(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
 
 
 @pytest.mark.parametrize("engine", ["SGLang", "reference engine"])
-def test_greedy_tokens_equal_transformers(engines: dict[str, Continued], engine: str) -> None:
+def test_greedy_tokens_equal_transformers(engines, engine):
     assert engines[engine].tokens == engines["Transformers"].tokens
     assert any(len(set(tokens)) > 8 for tokens in engines[engine].tokens)
 
 
 @pytest.mark.parametrize("engine", ["SGLang", "reference engine", "Transformers"])
-def test_log_probabilities_equal_the_actors(
-    engines: dict[str, Continued], actor: list[torch.Tensor], engine: str
-) -> None:
+def test_log_probabilities_equal_the_actors(engines, actor, engine):
     gap = largest_gap(engines[engine].log_probs, actor)
     print(f"{engine} and the actor: at most {gap:.1e} nats a token")
     assert 0 < gap < LOG_PROB_BOUND
 
 
-def test_engines_agree_with_each_other(engines: dict[str, Continued]) -> None:
+def test_engines_agree_with_each_other(engines):
     gap = largest_gap(engines["SGLang"].log_probs, engines["reference engine"].log_probs)
     print(f"SGLang and the reference engine: at most {gap:.1e} nats a token")
     assert gap < LOG_PROB_BOUND
 
 
 @pytest.mark.parametrize("engine", ["SGLang", "reference engine"])
-def test_a_training_step_moves_the_weights_alike(steps: Mapping[str, Any], engine: str) -> None:
+def test_a_training_step_moves_the_weights_alike(steps, engine):
     expected, moved = steps["Transformers"]["moved"], steps[engine]["moved"]
     largest = max(move.abs().max() for move in expected.values())
     gap = max((moved[name] - expected[name]).abs().max() for name in expected)

@@ -7,11 +7,9 @@ shows as a gap between its log-probabilities and the actor's.
 
 import ipaddress
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Prepared
 from solver_rows import write_questions
 from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, checkpoint_weights, run_stage
 
@@ -22,7 +20,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoints")
     write_questions(folder, 8, 4, ("Vell", "nobody"))
     return folder
@@ -42,13 +40,7 @@ SHORT = ("challenger",)
     scope="module",
     params=[pytest.param(name, marks=[] if name in SHORT else [pytest.mark.matrix]) for name in RUNS],
 )
-def trained(
-    request: pytest.FixtureRequest,
-    sglang_python: str,
-    prepared: Prepared,
-    speaking_model: Path,
-    checkpoints: Path,
-) -> Run:
+def trained(request, sglang_python, prepared, speaking_model, checkpoints):
     """A finished run of two steps."""
     name = str(request.param)
     stage = name.partition(",")[0]
@@ -68,12 +60,12 @@ def trained(
 
 
 @pytest.fixture(scope="module")
-def metrics(trained: Run) -> list[dict[str, Any]]:
+def metrics(trained):
     """Of both steps. A validation before them has no sampler to compare with."""
     return [line["data"] for line in trained.lines("metrics/attempt_001.jsonl") if line["step"]]
 
 
-def test_only_torchs_rendezvous_listens_beyond_loopback(trained: Run) -> None:
+def test_only_torchs_rendezvous_listens_beyond_loopback(trained):
     beyond = {
         command.split()[0]
         for (ip, _), command in trained.watch.listeners.items()
@@ -85,13 +77,13 @@ def test_only_torchs_rendezvous_listens_beyond_loopback(trained: Run) -> None:
     assert kinds == {"sglang::scheduler"} | ranks
 
 
-def test_its_schedulers_do_not_record_collectives(trained: Run) -> None:
+def test_its_schedulers_do_not_record_collectives(trained):
     pipes = {kind: pipe for kind, pipe in trained.watch.recorders if pipe}
     assert pipes.keys() == {"ray::WorkerDict"} and pipes["ray::WorkerDict"].endswith("/rank_")
     assert ("sglang::scheduler", "") in trained.watch.recorders
 
 
-def test_no_token_drifts_and_nothing_fails(metrics: list[dict[str, Any]]) -> None:
+def test_no_token_drifts_and_nothing_fails(metrics):
     names = ("failures/share", "failures/rollouts_lost", "failures/rows_invalid", "failures/searches")
     for step in metrics:
         assert [step[f"drzero/{name}"] for name in (*names, "rollout/token_drift_rate")] == [0.0] * 5
@@ -106,17 +98,17 @@ def test_the_engine_samples_from_the_trained_weights(trained: Run, metrics: list
         assert abs(step["actor/rollout_corr/kl"]) < (2e-3 if is_rounded else 1e-4)
 
 
-def test_it_searched_and_rewards_differ(trained: Run) -> None:
+def test_it_searched_and_rewards_differ(trained):
     rollouts = trained.lines("dumps/step_0001.jsonl") + trained.lines("dumps/step_0002.jsonl")
     calls = [call for r in rollouts for turn in r["trajectory"]["turns"] for call in turn["calls"]]
     assert any(call["queries"] and call["response"] for call in calls)
     assert len({r["reward"]["score"] for r in rollouts}) > 1
 
 
-def test_a_step_moved_the_weights(trained: Run) -> None:
+def test_a_step_moved_the_weights(trained):
     first, second = checkpoint_weights(trained, 1), checkpoint_weights(trained, 2)
     assert any((first[name] != second[name]).any() for name in first)
 
 
-def test_nothing_is_left_of_it(trained: Run) -> None:
+def test_nothing_is_left_of_it(trained):
     assert_nothing_left(trained)

@@ -2,8 +2,7 @@
 
 import asyncio
 import subprocess
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -33,14 +32,12 @@ class Passages:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(speaking_model: Path) -> Any:
+def tokenizer(speaking_model):
     return AutoTokenizer.from_pretrained(speaking_model)
 
 
 @pytest.fixture(scope="module")
-def server(
-    sglang_python: str, speaking_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
+def server(sglang_python, speaking_model, tmp_path_factory):
     """Address of the server."""
     log = tmp_path_factory.mktemp("logs") / "sglang.log"
     with serving(sglang_python, speaking_model, log, CONTEXT, sequences=16) as url:
@@ -62,14 +59,14 @@ def prompts(tokenizer: Any) -> list[list[int]]:
     ]
 
 
-def test_versions_are_the_images(sglang_python: str) -> None:
+def test_versions_are_the_images(sglang_python):
     script = "from importlib.metadata import version as v; print(v('sglang'), v('transformers'))"
     command = [sglang_python, "-c", script]
     found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert found == [GPU_PINS["sglang"], GPU_PINS["transformers"]]
 
 
-def test_attempts_search_and_answer_over_several_turns(server: str, tokenizer: Any) -> None:
+def test_attempts_search_and_answer_over_several_turns(server, tokenizer):
     async def play() -> list[Any]:
         solver = agent(server, tokenizer)
         try:
@@ -83,7 +80,7 @@ def test_attempts_search_and_answer_over_several_turns(server: str, tokenizer: A
     assert {"Vell", "nobody"} & {attempt.answer for attempt in attempts}
 
 
-def test_a_turn_has_its_end_token_and_the_sampled_ids(server: str, tokenizer: Any) -> None:
+def test_a_turn_has_its_end_token_and_the_sampled_ids(server, tokenizer):
     async def complete(prompt: list[int]) -> Any:
         solver = agent(server, tokenizer, temperature=0.0)
         try:
@@ -101,7 +98,7 @@ def test_a_turn_has_its_end_token_and_the_sampled_ids(server: str, tokenizer: An
         assert not completion.truncated and completion.ids[-1] == tokenizer.eos_token_id
 
 
-def test_a_prompt_beyond_the_context_is_a_configuration_error(server: str, tokenizer: Any) -> None:
+def test_a_prompt_beyond_the_context_is_a_configuration_error(server, tokenizer):
     async def ask() -> None:
         solver = agent(server, tokenizer, max_context_tokens=8 * CONTEXT, prompt_form="full")
         try:
@@ -113,7 +110,7 @@ def test_a_prompt_beyond_the_context_is_a_configuration_error(server: str, token
         asyncio.run(ask())
 
 
-def test_its_metrics_count_tokens_for_the_liveness_check(server: str) -> None:
+def test_its_metrics_count_tokens_for_the_liveness_check(server):
     config = resolve(compose_stage("challenger", ["hardware=8xh100", "solver.port=8001"]))
     liveness = solver_spec(config).liveness
     assert liveness

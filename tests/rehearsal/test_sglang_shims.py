@@ -16,7 +16,7 @@ def run(python: str, script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([python, "-c", script], env=env, capture_output=True, text=True)
 
 
-def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python: str) -> None:
+def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python):
     """Otherwise `verl_ext/sglang/without_cuda/sgl_kernel` can go."""
     script = (
         "import sys; sys.path = [place for place in sys.path if not place.endswith('without_cuda')]\n"
@@ -25,7 +25,7 @@ def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python: str) -> N
     assert "No module named 'sgl_kernel'" in run(sglang_python, script).stderr
 
 
-def test_torchvision_for_cuda_still_fails_next_to_a_torch_without(sglang_python: str) -> None:
+def test_torchvision_for_cuda_still_fails_next_to_a_torch_without(sglang_python):
     """Otherwise `verl_ext/sglang/without_cuda/torchvision_operators.py` can go."""
     script = """
 import importlib.util, pathlib, sys, torch
@@ -43,7 +43,7 @@ print("torchvision::nms" in fault, is_for_cuda and torch.version.cuda is None)
     assert fails == is_a_mixed_pair
 
 
-def test_sglang_still_cannot_send_tensors_of_host_memory(sglang_python: str) -> None:
+def test_sglang_still_cannot_send_tensors_of_host_memory(sglang_python):
     """Otherwise `CpuServerAdapter` can go."""
     script = """
 import torch
@@ -55,7 +55,7 @@ MultiprocessingSerializer.serialize(torch.zeros(2))
     assert "IndexError" in run(sglang_python, script).stderr
 
 
-def test_sglangs_adapters_still_need_pinned_memory(sglang_python: str) -> None:
+def test_sglangs_adapters_still_need_pinned_memory(sglang_python):
     """Otherwise preflight can allow unmerged LoRA with `hardware=cpu rollout=sglang`."""
     script = """
 import torch
@@ -67,7 +67,7 @@ ColumnParallelLinearWithLoRA(base, None)
     assert "pin_memory=True requires" in run(sglang_python, script).stderr
 
 
-def test_our_table_of_server_arguments_is_that_of_the_installed_sglang(sglang_python: str) -> None:
+def test_our_table_of_server_arguments_is_that_of_the_installed_sglang(sglang_python):
     """Else run `python -m verl_ext.sglang.read_arguments` there."""
     script = """
 import dataclasses

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -42,7 +41,7 @@ def python(folder: Path, modules: dict[str, str]) -> Path:
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Iterator[str]:
+def index(tmp_path):
     """A package index on loopback with one wheel, uv's."""
     wheel = f"uv-{(version := pinned('uv'))}-py3-none-manylinux_2_17_{os.uname().machine}.whl"
     folder = tmp_path / "served" / "uv"
@@ -71,14 +70,14 @@ def setup(folder: Path, python: object, index: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-def test_a_python_that_fits_is_used_and_nothing_is_downloaded(tmp_path: Path) -> None:
+def test_a_python_that_fits_is_used_and_nothing_is_downloaded(tmp_path):
     done = setup(tmp_path, SYSTEM, "http://127.0.0.1:9")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "environment" / "bin" / "pip").is_file()
     assert not (tmp_path / "build").exists()
 
 
-def test_without_venv_uv_makes_the_environment_with_the_same_python(tmp_path: Path, index: str) -> None:
+def test_without_venv_uv_makes_the_environment_with_the_same_python(tmp_path, index):
     given = python(tmp_path / "python", NO_VENV | NO_PIP)
     done = setup(tmp_path, given, index)
     assert (done.returncode, done.stderr) == (0, "")
@@ -88,7 +87,7 @@ def test_without_venv_uv_makes_the_environment_with_the_same_python(tmp_path: Pa
     assert asked[0] == "venv" and "--seed" in asked and asked[-3:] == ["--python", str(given), "environment"]
 
 
-def test_a_version_out_of_range_ends_in_one_line_where_uv_brings_no_other(tmp_path: Path, index: str) -> None:
+def test_a_version_out_of_range_ends_in_one_line_where_uv_brings_no_other(tmp_path, index):
     done = setup(tmp_path, python(tmp_path / "python", VERSION_3_14 | NO_PIP), index)
     assert done.returncode == 2
     assert "it is Python 3.14.1. uv (20 MB) makes the environment instead" in done.stdout
@@ -102,9 +101,7 @@ def test_a_version_out_of_range_ends_in_one_line_where_uv_brings_no_other(tmp_pa
 
 
 @pytest.mark.parametrize("damage", ["no index", "another file"])
-def test_where_uv_cannot_be_downloaded_one_line_says_what_to_install(
-    tmp_path: Path, index: str, damage: str
-) -> None:
+def test_where_uv_cannot_be_downloaded_one_line_says_what_to_install(tmp_path, index, damage):
     if damage == "no index":
         index = "http://127.0.0.1:9"
     else:
@@ -116,13 +113,13 @@ def test_where_uv_cannot_be_downloaded_one_line_says_what_to_install(
     assert not (tmp_path / "environment").exists()
 
 
-def test_a_python_that_is_not_there_ends_in_one_line(tmp_path: Path) -> None:
+def test_a_python_that_is_not_there_ends_in_one_line(tmp_path):
     done = setup(tmp_path, "python3.12", "http://127.0.0.1:9")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("setup: there is no python3.12, and uv cannot be downloaded")
 
 
-def test_the_range_is_that_of_the_project_and_of_the_readme() -> None:
+def test_the_range_is_that_of_the_project_and_of_the_readme():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     assert declared == ">=3.11,<3.14"
     assert "Python 3.11, 3.12 or 3.13" in (ROOT / "README.md").read_text()

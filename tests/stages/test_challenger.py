@@ -14,21 +14,17 @@ import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
 from chaos import STEPS, beat
-from conftest import Prepared
 from data_order import unbroken_order
-from launched_loop import LaunchedLoop
 from omegaconf import OmegaConf
 from search_parts import wait_for
 from stage_run import (
     RUN_LIMIT_S,
-    Run,
     assert_nothing_left,
     checkpoint_weights,
     dumped_order,
@@ -53,12 +49,12 @@ pytestmark = pytest.mark.timeout(2 * RUN_LIMIT_S)
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(tmp_path_factory):
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
-def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> list[str]:
+def arguments(prepared, speaking_model, checkpoints):
     """The command of the run, as a user would type it."""
     return [
         *prepared.overrides(checkpoints, speaking_model),
@@ -69,30 +65,28 @@ def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> li
 
 
 @pytest.fixture(scope="module")
-def finished(launched_loop: LaunchedLoop) -> Run:
+def finished(launched_loop):
     """The loop's challenger, of two steps."""
     assert launched_loop.done.code == 0, launched_loop.done.stdout[-6000:] + launched_loop.done.stderr
     return launched_loop.run("challenger_iter1")
 
 
-def test_a_good_run_logs_no_traceback_and_no_engines_that_nobody_asked_for(finished: Run) -> None:
+def test_a_good_run_logs_no_traceback_and_no_engines_that_nobody_asked_for(finished):
     assert "Traceback" not in (finished.folder / "logs" / "trainer.log").read_text()
     assert "engine is not available" not in (finished.folder / "logs" / "merger.log").read_text()
 
 
 @pytest.fixture(scope="module")
-def metrics(finished: Run) -> list[dict[str, Any]]:
+def metrics(finished):
     return finished.lines("metrics/attempt_001.jsonl")
 
 
 @pytest.fixture(scope="module")
-def rollouts(finished: Run) -> list[dict[str, Any]]:
+def rollouts(finished):
     return finished.lines("dumps/step_0001.jsonl") + finished.lines("dumps/step_0002.jsonl")
 
 
-def test_both_steps_have_metrics_without_failures_and_log_probs_that_agree(
-    metrics: list[dict[str, Any]],
-) -> None:
+def test_both_steps_have_metrics_without_failures_and_log_probs_that_agree(metrics):
     assert [line["step"] for line in metrics] == [1, 2]
     for line in metrics:
         for phase in ("gen", "adv", "update_actor", "save_checkpoint", "update_weights", "step"):
@@ -104,9 +98,7 @@ def test_both_steps_have_metrics_without_failures_and_log_probs_that_agree(
         assert abs(line["data"]["actor/rollout_corr/kl"]) < 1e-4
 
 
-def test_rollouts_are_real_and_dumped_rewards_are_those_of_their_trajectories(
-    rollouts: list[dict[str, Any]],
-) -> None:
+def test_rollouts_are_real_and_dumped_rewards_are_those_of_their_trajectories(rollouts):
     calls = [call for r in rollouts for turn in r["trajectory"]["turns"] for call in turn["calls"]]
     assert any(call["queries"] and call["response"] for call in calls)
     assert any(r["reward"]["integrity"] and len(r["attempts"]) == 5 for r in rollouts)
@@ -120,7 +112,7 @@ def test_rollouts_are_real_and_dumped_rewards_are_those_of_their_trajectories(
         assert {name: reward[name] for name in asdict(again)} == asdict(again)
 
 
-def test_there_is_one_dump_line_a_rollout(finished: Run) -> None:
+def test_there_is_one_dump_line_a_rollout(finished):
     for step in (1, 2):
         lines = finished.lines(f"dumps/step_{step:04d}.jsonl")
         assert len({line["key"] for line in lines}) == len(lines) == finished.config.data.train_batch_size
@@ -128,9 +120,7 @@ def test_there_is_one_dump_line_a_rollout(finished: Run) -> None:
         assert all(line["trajectory"]["turns"] for line in lines)
 
 
-def test_the_reported_advantages_are_those_of_the_dumped_rewards(
-    finished: Run, metrics: list[dict[str, Any]]
-) -> None:
+def test_the_reported_advantages_are_those_of_the_dumped_rewards(finished, metrics):
     for step, line in enumerate(metrics, start=1):
         by_hop: dict[int, list[float]] = {}
         for rollout in finished.lines(f"dumps/step_{step:04d}.jsonl"):
@@ -143,7 +133,7 @@ def test_the_reported_advantages_are_those_of_the_dumped_rewards(
         assert line["data"]["drzero/hrpo/advantage_abs_mean"] == pytest.approx(np.mean(sizes), abs=1e-4)
 
 
-def test_heartbeats_are_the_phases_in_order(finished: Run) -> None:
+def test_heartbeats_are_the_phases_in_order(finished):
     beats = [(beat["step"], beat["phase"]) for beat in finished.lines("heartbeats.jsonl")]
     phases = [(step, phase) for step in range(1, STEPS + 1) for phase in PHASES]
     assert beats == [(0, "start-up"), *phases, (STEPS, "done")]
@@ -152,7 +142,7 @@ def test_heartbeats_are_the_phases_in_order(finished: Run) -> None:
 # What a finished run leaves.
 
 
-def test_the_run_ends_with_summary_questions_and_a_result_that_counts_tokens(finished: Run) -> None:
+def test_the_run_ends_with_summary_questions_and_a_result_that_counts_tokens(finished):
     for name in ("checkpoint", "export", "dumps, metrics, logs"):
         assert name in finished.out
     assert json.loads((finished.folder / "summary.json").read_text())["figures"]["steps"] == STEPS
@@ -173,15 +163,13 @@ def test_the_run_ends_with_summary_questions_and_a_result_that_counts_tokens(fin
     assert result.tokens == of_rollouts + attempts > attempts > 0
 
 
-def test_in_a_pipe_a_run_prints_few_lines_and_no_spaces_at_their_ends(launched_loop: LaunchedLoop) -> None:
+def test_in_a_pipe_a_run_prints_few_lines_and_no_spaces_at_their_ends(launched_loop):
     log = launched_loop.mounted / "evolve" / "logs" / "challenger_iter1.log"
     lines = log.read_text().splitlines()
     assert len(lines) <= 60 and [line for line in lines if line != line.rstrip()] == []
 
 
-def test_the_export_is_the_last_checkpoint_with_its_template_and_log_probs(
-    finished: Run, speaking_model: Path
-) -> None:
+def test_the_export_is_the_last_checkpoint_with_its_template_and_log_probs(finished, speaking_model):
     source = json.loads((finished.export / "export.json").read_text())["source"]
     assert source["step"] == f"global_step_{STEPS}"
     exported, original = (AutoTokenizer.from_pretrained(p) for p in (finished.export, speaking_model))
@@ -197,7 +185,7 @@ def test_the_export_is_the_last_checkpoint_with_its_template_and_log_probs(
     assert torch.allclose(ours, theirs, atol=1e-4)
 
 
-def test_tensorboard_has_the_metrics(finished: Run) -> None:
+def test_tensorboard_has_the_metrics(finished):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(finished.folder / "tensorboard"))
@@ -209,7 +197,7 @@ def test_tensorboard_has_the_metrics(finished: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def cut(arguments: list[str], checkpoints: Path, finished: Run) -> Run:
+def cut(arguments, checkpoints, finished):
     """The first step, which the stop time ends; no save would be due before the third."""
     env = {
         STOP_VARIABLE: str(stop_after_first_step(finished)),
@@ -219,7 +207,7 @@ def cut(arguments: list[str], checkpoints: Path, finished: Run) -> Run:
 
 
 @pytest.fixture(scope="module")
-def killed(arguments: list[str], cut: Run) -> Run:
+def killed(arguments, cut):
     """Without a stop time, after all that reads what the first has left: the second step, and a third.
 
     In the third's rollout the solver is killed (SIGKILL), which is not started again.
@@ -239,25 +227,25 @@ def killed(arguments: list[str], cut: Run) -> Run:
 @pytest.mark.slow("a start of the trainer: test_training.py and the loop's own stop time in the first")
 @pytest.mark.matrix
 class TestOutOfTime:
-    def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(self, cut: Run) -> None:
+    def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(self, cut):
         assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
         reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
         assert len(reported) == 1
         assert reported[0].startswith("drzero challenger: out of time after step 1 of 3: another step")
         assert reported[0].endswith("; rerun to resume") and "Traceback" not in cut.err
 
-    def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(self, cut: Run) -> None:
+    def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(self, cut):
         assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
         assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
         assert not cut.export.exists()
         assert_nothing_left(cut)
 
-    def test_what_was_whole_by_then_was_announced(self, cut: Run) -> None:
+    def test_what_was_whole_by_then_was_announced(self, cut):
         announced = (cut.folder.parent / "announced.jsonl").read_text().splitlines()
         paths = [Path(json.loads(line)["path"]).relative_to(cut.folder) for line in announced]
         assert list(map(str, paths)) == ["dumps/step_0001.jsonl", "global_step_1"]
 
-    def test_diagnose_reports_no_failure_of_it(self, cut: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_diagnose_reports_no_failure_of_it(self, cut, capsys):
         assert main(["diagnose", str(cut.folder)]) == 0
         assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
         (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
@@ -267,22 +255,22 @@ class TestOutOfTime:
 @pytest.mark.slow("a second start; test_resume.py covers what is read, linked and refused")
 @pytest.mark.matrix
 class TestResumed:
-    def test_a_rerun_resumes_after_the_last_step(self, killed: Run) -> None:
+    def test_a_rerun_resumes_after_the_last_step(self, killed):
         assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
 
-    def test_a_resumed_run_draws_the_data_of_an_unbroken_one(self, killed: Run) -> None:
+    def test_a_resumed_run_draws_the_data_of_an_unbroken_one(self, killed):
         assert dumped_order(killed, (1, 2)) == unbroken_order(killed.config, 2)
 
-    def test_a_resumed_run_starts_from_the_saved_weights(self, killed: Run) -> None:
+    def test_a_resumed_run_starts_from_the_saved_weights(self, killed):
         name = "model.layers.0.mlp.up_proj.weight"
         first, second = checkpoint_weights(killed, 1)[name], checkpoint_weights(killed, 2)[name]
         step = (second - first).abs().max()
         assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
 
-    def test_a_key_of_the_users_own_reaches_the_trainers_config(self, killed: Run) -> None:
+    def test_a_key_of_the_users_own_reaches_the_trainers_config(self, killed):
         assert killed.config.trainer.foo == 1
 
-    def test_heartbeats_are_the_phases_in_order(self, killed: Run) -> None:
+    def test_heartbeats_are_the_phases_in_order(self, killed):
         beats = [(beat["step"], beat["phase"]) for beat in killed.lines("heartbeats.jsonl")]
         assert beats[0] == (0, "start-up")
         resumed_at = max(place for place, (_, phase) in enumerate(beats) if phase == "start-up")
@@ -290,14 +278,14 @@ class TestResumed:
         expected = [*((2, phase) for phase in PHASES), (3, "rollout")]
         assert beats[resumed_at + 1 :][: len(expected)] == expected
 
-    def test_training_moved_the_weights(self, killed: Run, speaking_model: Path) -> None:
+    def test_training_moved_the_weights(self, killed, speaking_model):
         before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
         first, second = checkpoint_weights(killed, 1), checkpoint_weights(killed, 2)
         name = "model.layers.0.mlp.up_proj.weight"
         assert not torch.equal(before[name], first[name])
         assert not torch.equal(first[name], second[name])
 
-    def test_nothing_listened_beyond_loopback(self, killed: Run) -> None:
+    def test_nothing_listened_beyond_loopback(self, killed):
         assert (killed.config.retrieval.host, killed.config.retrieval.port) in killed.watch.listeners
         beyond = {
             (ip, port): command
@@ -310,23 +298,23 @@ class TestResumed:
 @pytest.mark.slow("in the run that resumes; test_ops_faults.py ends services in the first tier")
 @pytest.mark.matrix
 class TestAKilledService:
-    def test_a_killed_service_ends_the_run_with_its_name_and_log(self, killed: Run) -> None:
+    def test_a_killed_service_ends_the_run_with_its_name_and_log(self, killed):
         assert killed.code == 1, killed.err[-3000:]
         assert "service 'solver' died: killed by SIGKILL" in killed.err
         assert str(killed.folder / "logs" / "solver.log") in killed.err
         assert "Traceback" not in killed.err.split("last lines:")[0]
 
-    def test_a_killed_service_leaves_no_process_behind(self, killed: Run) -> None:
+    def test_a_killed_service_leaves_no_process_behind(self, killed):
         assert_nothing_left(killed)
 
-    def test_a_killed_service_leaves_no_step_half_written(self, killed: Run) -> None:
+    def test_a_killed_service_leaves_no_step_half_written(self, killed):
         assert not list(killed.folder.glob("**/*.partial")) and not killed.export.exists()
         left = sorted(path.name for name in ("dumps/*", "global_step_*") for path in killed.folder.glob(name))
         assert left == ["global_step_1", "global_step_2", "step_0001.jsonl", "step_0002.jsonl"]
 
 
 @pytest.fixture(scope="module")
-def resumed(arguments: list[str], killed: Run) -> Run:
+def resumed(arguments, killed):
     """The same command again, after all that reads the killed run's files has had its turn."""
     run = run_stage("challenger", [*arguments, "trainer.save_freq=1"], killed.folder)
     assert run.code == 0, run.err[-3000:] + run.out[-6000:]
@@ -334,7 +322,7 @@ def resumed(arguments: list[str], killed: Run) -> Run:
 
 
 @pytest.fixture(scope="module")
-def continued(arguments: list[str], resumed: Run) -> Run:
+def continued(arguments, resumed):
     """The next iteration's challenger: a folder of its own, one step on from where the last one ended."""
     choices = ["run.name=next", f"continue_from={resumed.folder}", "trainer.total_training_steps=4"]
     run = run_stage(
@@ -347,14 +335,14 @@ def continued(arguments: list[str], resumed: Run) -> Run:
 @pytest.mark.slow("a start of the trainer; test_resume.py covers what is linked and refused")
 @pytest.mark.matrix
 class TestTheNextIteration:
-    def test_it_keeps_counting(self, continued: Run) -> None:
+    def test_it_keeps_counting(self, continued):
         assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]
         assert [path.name for path in continued.folder.glob("global_step_*")] == ["global_step_4"]
 
-    def test_it_draws_the_data_of_one_unbroken_run(self, continued: Run) -> None:
+    def test_it_draws_the_data_of_one_unbroken_run(self, continued):
         assert dumped_order(continued, (4,)) == unbroken_order(continued.config, 4)[3:]
 
-    def test_it_takes_over_weights_and_optimizer(self, resumed: Run, continued: Run) -> None:
+    def test_it_takes_over_weights_and_optimizer(self, resumed, continued):
         name = "model.layers.0.mlp.up_proj.weight"
         third, fourth = checkpoint_weights(resumed, 3)[name], checkpoint_weights(continued, 4)[name]
         assert 0 < (fourth - third).abs().max() < 5e-3  # one step of Adam at 1e-3
@@ -362,7 +350,7 @@ class TestTheNextIteration:
         optimizer = torch.load(shard, weights_only=False)
         assert {int(state["step"]) for state in optimizer["state"].values()} == {4}
 
-    def test_its_result_is_of_its_own_step(self, continued: Run) -> None:
+    def test_its_result_is_of_its_own_step(self, continued):
         result = read_result(continued.folder)
         assert result and result.outputs == {
             "checkpoint": continued.folder / "global_step_4",

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -21,7 +20,7 @@ Play = Callable[[int], Awaitable[Conversation]]
 
 
 @pytest.fixture(autouse=True)
-def no_pause_for_blame(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pause_for_blame(monkeypatch):
     """The moment that a dying service is given is nothing to wait for where there is no service."""
     monkeypatch.setattr(served_model, "_BLAME_S", 0.0)
 
@@ -46,7 +45,7 @@ def play_jobs(
 
 
 @given(st.integers(0, 20), st.integers(1, 6))
-def test_every_job_is_played_once_with_no_more_at_once_than_asked(count: int, concurrency: int) -> None:
+def test_every_job_is_played_once_with_no_more_at_once_than_asked(count, concurrency):
     started: list[int] = []
     running = most = 0
 
@@ -66,7 +65,7 @@ def test_every_job_is_played_once_with_no_more_at_once_than_asked(count: int, co
     assert most == min(count, concurrency)
 
 
-def test_a_result_is_handed_over_while_others_still_run() -> None:
+def test_a_result_is_handed_over_while_others_still_run():
     handed_over = asyncio.Event()
 
     async def play(job: int) -> Conversation:
@@ -84,9 +83,7 @@ def test_a_result_is_handed_over_while_others_still_run() -> None:
     assert order == [1, 0]
 
 
-def test_a_conversation_cut_short_is_played_again_after_all_others_with_a_line_that_says_why(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_conversation_cut_short_is_played_again_after_all_others_with_a_line_that_says_why(capsys):
     played: list[int] = []
 
     async def play(job: int) -> Conversation:
@@ -99,7 +96,7 @@ def test_a_conversation_cut_short_is_played_again_after_all_others_with_a_line_t
     assert failed == [] and "1 failed and are tried again; 1 times: server away" in capsys.readouterr().out
 
 
-def test_what_fails_twice_is_returned_with_its_reason_and_never_handed_over() -> None:
+def test_what_fails_twice_is_returned_with_its_reason_and_never_handed_over():
     async def play(job: int) -> Conversation:
         return conversation("half a text", "search away" if job == 1 else None)
 
@@ -109,7 +106,7 @@ def test_what_fails_twice_is_returned_with_its_reason_and_never_handed_over() ->
 
 
 @pytest.mark.parametrize("error", [SolverServerError("refused: HTTP 400"), SearchRequestError("HTTP 404")])
-def test_a_refused_request_ends_it_at_once_with_the_servers_words(error: Exception) -> None:
+def test_a_refused_request_ends_it_at_once_with_the_servers_words(error):
     played: list[int] = []
 
     async def play(job: int) -> Conversation:
@@ -121,7 +118,7 @@ def test_a_refused_request_ends_it_at_once_with_the_servers_words(error: Excepti
     assert len(played) == 2
 
 
-def test_a_mistake_of_our_own_is_not_taken_for_a_failing_server() -> None:
+def test_a_mistake_of_our_own_is_not_taken_for_a_failing_server():
     async def play(job: int) -> Conversation:
         raise KeyError("typo")
 
@@ -129,7 +126,7 @@ def test_a_mistake_of_our_own_is_not_taken_for_a_failing_server() -> None:
         play_jobs([0], play)
 
 
-def test_a_long_row_of_failures_ends_it_without_trying_the_rest() -> None:
+def test_a_long_row_of_failures_ends_it_without_trying_the_rest():
     played: list[int] = []
 
     async def play(job: int) -> Conversation:
@@ -141,7 +138,7 @@ def test_a_long_row_of_failures_ends_it_without_trying_the_rest() -> None:
     assert len(played) == 8
 
 
-def test_no_conversation_is_left_running_when_it_ends_in_an_error() -> None:
+def test_no_conversation_is_left_running_when_it_ends_in_an_error():
     cancelled: list[int] = []
 
     async def play(job: int) -> Conversation:
@@ -159,7 +156,7 @@ def test_no_conversation_is_left_running_when_it_ends_in_an_error() -> None:
     assert cancelled == [1, 2]
 
 
-def test_a_dead_service_is_named_while_conversations_still_wait_for_it(tmp_path: Path) -> None:
+def test_a_dead_service_is_named_while_conversations_still_wait_for_it(tmp_path):
     spec = ServiceSpec(
         name="retrieval",
         command=(sys.executable, "-c", "import sys; print('ValueError: lost my index'); sys.exit(3)"),
@@ -178,9 +175,7 @@ def test_a_dead_service_is_named_while_conversations_still_wait_for_it(tmp_path:
 
 
 @pytest.mark.parametrize(("failed", "raises"), [(0, False), (2, False), (3, True)])
-def test_too_large_a_share_of_failures_is_an_error_that_names_the_commonest_cause(
-    failed: int, raises: bool
-) -> None:
+def test_too_large_a_share_of_failures_is_an_error_that_names_the_commonest_cause(failed, raises):
     failures = [Failed(job, "search away" if job else "server away") for job in range(failed)]
     if not raises:
         check_failed_share(failures, total=8, max_share=0.25)

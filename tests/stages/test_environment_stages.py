@@ -79,12 +79,12 @@ def load(): return Broken()
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own(tmp_path_factory):
     """The environment of the docs page."""
     return write_environment(tmp_path_factory.mktemp("docs"))
 
 
-def test_the_environment_of_the_docs_page_takes_fewer_than_sixty_lines(own: Path) -> None:
+def test_the_environment_of_the_docs_page_takes_fewer_than_sixty_lines(own):
     assert len((own / "number.py").read_text().splitlines()) < 60
 
 
@@ -92,7 +92,7 @@ Compose = Callable[..., DictConfig]
 
 
 @pytest.fixture
-def compose(own: Path, tiny_model: Path, tmp_path: Path) -> Compose:
+def compose(own, tiny_model, tmp_path):
     """A stage's config over that environment and a tiny model."""
 
     def composed(stage: str, *overrides: str) -> DictConfig:
@@ -105,7 +105,7 @@ def compose(own: Path, tiny_model: Path, tmp_path: Path) -> Compose:
 # --- what is typed ------------------------------------------------------------------------------------------
 
 
-def test_env_names_an_environment_a_corpus_or_ones_own_code(compose: Compose) -> None:
+def test_env_names_an_environment_a_corpus_or_ones_own_code(compose):
     train, evaluate = compose("train", "env=vf_wordle", "steps=7"), compose("evaluate", "env=vf-wordle")
     assert (train.environment.name, train.run.name) == ("wordle", "train_wordle")
     assert train.trainer.total_training_steps == 7
@@ -126,7 +126,7 @@ def found(report: Report, severity: str = "error") -> str:
     return "\n".join(str(finding) for finding in report.findings if finding.severity == severity)
 
 
-def test_preflight_plays_an_episode_without_model_or_index(compose: Compose) -> None:
+def test_preflight_plays_an_episode_without_model_or_index(compose):
     report = preflight(compose("train", "env=number"), "train")
     assert found(report) == ""
     said = (
@@ -163,9 +163,7 @@ def test_preflight_plays_an_episode_without_model_or_index(compose: Compose) -> 
         ("number ids", "broken: Taskset.rows('train'): the id of a row is a text, not 0"),
     ],
 )
-def test_what_an_environment_does_wrong_is_one_line_before_a_start(
-    compose: Compose, tmp_path: Path, wrong: str, said: str
-) -> None:
+def test_what_an_environment_does_wrong_is_one_line_before_a_start(compose, tmp_path, wrong, said):
     (tmp_path / "broken.py").write_text(BROKEN.format(wrong=wrong))
     said_all = found(preflight(compose("train", "env=broken", f"paths.environments={tmp_path}"), "train"))
     assert said in said_all and len(said_all.splitlines()) == 1
@@ -179,7 +177,7 @@ def test_what_an_environment_does_wrong_is_one_line_before_a_start(
         ("one long", "the first messages of 1 of 32 rows are longer"),
     ],
 )
-def test_what_is_odd_is_a_warning(compose: Compose, tmp_path: Path, wrong: str, said: str) -> None:
+def test_what_is_odd_is_a_warning(compose, tmp_path, wrong, said):
     (tmp_path / "broken.py").write_text(BROKEN.format(wrong=wrong))
     report = preflight(compose("train", "env=broken", f"paths.environments={tmp_path}"), "train")
     assert said in found(report, "warning") and not found(report)
@@ -187,8 +185,8 @@ def test_what_is_odd_is_a_warning(compose: Compose, tmp_path: Path, wrong: str, 
 
 @pytest.mark.parametrize(("lengths", "fits"), [([], True), (["data.max_prompt_length=3072"], False)])
 def test_bfcls_conversations_fit_the_length_of_their_config_and_no_half_of_it(
-    compose: Compose, tiny_model: Path, tmp_path: Path, lengths: list[str], fits: bool
-) -> None:
+    compose, tiny_model, tmp_path, lengths, fits
+):
     """With a template that shows tools whole, as those of models that call functions do."""
     model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     template = model / "chat_template.jinja"
@@ -200,15 +198,13 @@ def test_bfcls_conversations_fit_the_length_of_their_config_and_no_half_of_it(
     assert ("the first messages" in said) == (not fits)
 
 
-def test_more_rows_a_step_than_there_are_is_an_error(compose: Compose) -> None:
+def test_more_rows_a_step_than_there_are_is_an_error(compose):
     report = preflight(compose("train", "env=number", "data.train_batch_size=30"), "train")
     assert "the environment has 25 rows, less than one batch" in found(report)
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
-def test_an_unknown_name_is_answered_with_those_there_are(
-    compose: Compose, stage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_name_is_answered_with_those_there_are(compose, stage, capsys):
     said = found(preflight(compose(stage, "env=nunber"), stage))
     assert "no environment 'nunber' (did you mean 'number'?). There are: " in said
     assert all(
@@ -216,16 +212,14 @@ def test_an_unknown_name_is_answered_with_those_there_are(
     )
 
 
-def test_train_without_an_environment_names_those_there_are(compose: Compose) -> None:
+def test_train_without_an_environment_names_those_there_are(compose):
     with pytest.raises(
         EnvironmentUnusable, match=r"name an environment, env=NAME\. There are: .*number, .*wordle"
     ):
         load_taskset(compose("train"))
 
 
-def test_the_rows_of_a_run_are_the_tasksets_and_the_same_at_each_start(
-    compose: Compose, tmp_path: Path
-) -> None:
+def test_the_rows_of_a_run_are_the_tasksets_and_the_same_at_each_start(compose, tmp_path):
     config = resolve(compose("train", "env=number", "train_rows=8", "val_rows=3"))
     taskset = load_taskset(config)
     write_rows(config, taskset)
@@ -261,7 +255,7 @@ class Halving:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Any:
+def tokenizer(tiny_model):
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
@@ -279,12 +273,8 @@ def report_of(config: DictConfig) -> dict[str, Any]:
 
 
 def test_a_model_is_scored_on_held_out_rows_with_parts_and_intervals(
-    compose: Compose,
-    start_peer: StartPeer,
-    tokenizer: Any,
-    tiny_model: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    compose, start_peer, tokenizer, tiny_model, capsys
+):
     script = Halving(start_peer, tokenizer)
     config = compose("evaluate", "env=number", "num_examples=10", *endpoint(script, tiny_model, "halving"))
     run_evaluate(config)
@@ -302,13 +292,8 @@ def test_a_model_is_scored_on_held_out_rows_with_parts_and_intervals(
 
 
 def test_two_evaluations_of_the_same_rows_are_compared_in_pairs(
-    compose: Compose,
-    start_peer: StartPeer,
-    tokenizer: Any,
-    tiny_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    compose, start_peer, tokenizer, tiny_model, tmp_path, capsys
+):
     script = Halving(start_peer, tokenizer)
     for name, turns in (("before", 2), ("after", 6)):
         chosen = ["env=number", "num_examples=25", f"environment.max_turns={turns}"]
@@ -321,8 +306,8 @@ def test_two_evaluations_of_the_same_rows_are_compared_in_pairs(
 
 
 def test_its_report_shows_every_episode_with_what_the_environment_said(
-    compose: Compose, start_peer: StartPeer, tokenizer: Any, tiny_model: Path
-) -> None:
+    compose, start_peer, tokenizer, tiny_model
+):
     script = Halving(start_peer, tokenizer)
     config = compose("evaluate", "env=number", "num_examples=3", *endpoint(script, tiny_model, "shown"))
     run_evaluate(config)
@@ -338,8 +323,8 @@ def test_its_report_shows_every_episode_with_what_the_environment_said(
 
 
 def test_episodes_that_fail_are_counted_and_are_in_no_score(
-    compose: Compose, start_peer: StartPeer, tokenizer: Any, tiny_model: Path, tmp_path: Path
-) -> None:
+    compose, start_peer, tokenizer, tiny_model, tmp_path
+):
     (tmp_path / "broken.py").write_text(BROKEN.format(wrong="some"))
     script = Halving(start_peer, tokenizer)
     chosen = ["env=broken", f"paths.environments={tmp_path}", "num_examples=5"]
@@ -352,9 +337,7 @@ def test_episodes_that_fail_are_counted_and_are_in_no_score(
     assert reason.startswith("broken: Episode.respond raised KeyError") and "[row eval-2]" in reason
 
 
-def test_with_too_many_failed_episodes_there_is_no_score(
-    compose: Compose, start_peer: StartPeer, tokenizer: Any, tiny_model: Path
-) -> None:
+def test_with_too_many_failed_episodes_there_is_no_score(compose, start_peer, tokenizer, tiny_model):
     script = Halving(start_peer, tokenizer, status=500)
     chosen = ["env=number", "num_examples=2", "solver.deadline_s=2"]
     config = compose("evaluate", *chosen, *endpoint(script, tiny_model, "down"))
@@ -363,7 +346,7 @@ def test_with_too_many_failed_episodes_there_is_no_score(
     assert read_result(Path(config.run.dir)) is None
 
 
-def test_compare_says_what_is_no_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_says_what_is_no_evaluation(tmp_path, capsys):
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
     assert "is no finished evaluation" in capsys.readouterr().err
     assert main(["compare", str(tmp_path)]) == 2
@@ -374,9 +357,7 @@ def test_compare_says_what_is_no_evaluation(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.slow("a start of the trainer")
 @pytest.mark.timeout(2 * RUN_LIMIT_S)
-def test_the_environment_of_the_docs_page_trains_two_steps(
-    own: Path, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_the_environment_of_the_docs_page_trains_two_steps(own, tiny_model, tmp_path):
     places = [f"paths.environments={own}", f"paths.checkpoints={tmp_path}", f"base_model={tiny_model}"]
     sizes = ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "rollout.max_tokens_per_turn=8"]
     chosen = ["env=number", "hardware=cpu", "model=demo-policy", "steps=2", "environment.filter_groups=false"]

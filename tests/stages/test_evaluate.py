@@ -19,7 +19,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Peer, Prepared, StartPeer, unused_port
+from conftest import Peer, StartPeer, unused_port
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -103,17 +103,17 @@ StartScript = Callable[[Reply], Script]
 
 
 @pytest.fixture(scope="module")
-def tokenizer(prepared: Prepared) -> Any:
+def tokenizer(prepared):
     return AutoTokenizer.from_pretrained(prepared.model)
 
 
 @pytest.fixture
-def start_script(start_peer: StartPeer, prepared: Prepared, tokenizer: Any) -> StartScript:
+def start_script(start_peer, prepared, tokenizer):
     return lambda reply: Script(start_peer, prepared.corpus, tokenizer, reply)
 
 
 @pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def stand_in(monkeypatch):
     """A retrieval service that starts at once."""
 
     def spec(config: DictConfig) -> ServiceSpec:
@@ -131,14 +131,14 @@ Compose = Callable[..., DictConfig]
 
 
 @pytest.fixture(scope="module")
-def composed(prepared: Prepared) -> DictConfig:
+def composed(prepared):
     """The stage's config over the prepared world; composing takes seconds, so it is done once."""
     overrides = ["iteration=0", "questions_per_benchmark=2", "solver.concurrency=4"]
     return compose_stage("evaluate", [*prepared.overrides(prepared.corpus), *overrides])
 
 
 @pytest.fixture
-def compose(composed: DictConfig, prepared: Prepared, tmp_path: Path) -> Compose:
+def compose(composed, prepared, tmp_path):
     """That config with changes, in a run folder of the test's own; the endpoint is that of a script."""
 
     def changed(script: Script | None, *changes: str) -> DictConfig:
@@ -174,9 +174,7 @@ def answered(config: DictConfig) -> list[str]:
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_an_endpoints_answers_are_scored_per_hop_count(
-    start_script: StartScript, compose: Compose, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_endpoints_answers_are_scored_per_hop_count(start_script, compose, capsys):
     script = start_script(lambda question: right(question) if question.hop in (1, 3) else wrong(question))
     config = compose(script)
     run_evaluate(config)
@@ -194,8 +192,8 @@ def test_an_endpoints_answers_are_scored_per_hop_count(
 
 @pytest.mark.usefixtures("stand_in")
 def test_ones_own_questions_are_asked_and_scored_under_the_name_that_they_are_given(
-    start_script: StartScript, compose: Compose, prepared: Prepared, tmp_path: Path
-) -> None:
+    start_script, compose, prepared, tmp_path
+):
     """The demo's questions, as somebody would have them: a csv with columns of other names."""
     known = load_benchmark(prepared.corpus / "chains.jsonl")[:2]
     rows = "".join(f'"{question.question}";"{question.targets[0]}"\n' for question in known)
@@ -209,8 +207,8 @@ def test_ones_own_questions_are_asked_and_scored_under_the_name_that_they_are_gi
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_finished_evaluation_has_asked_greedily_and_leaves_a_result_announced_last(
-    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+    start_script, compose, monkeypatch, tmp_path
+):
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
     script = start_script(right)
     config = compose(script)
@@ -226,7 +224,7 @@ def test_a_finished_evaluation_has_asked_greedily_and_leaves_a_result_announced_
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_killed_run_asks_only_what_its_journal_lacks(start_script: StartScript, compose: Compose) -> None:
+def test_a_killed_run_asks_only_what_its_journal_lacks(start_script, compose):
     script = start_script(right)
     config = compose(script)
     run_evaluate(config)
@@ -243,8 +241,8 @@ def test_a_killed_run_asks_only_what_its_journal_lacks(start_script: StartScript
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_rest(
-    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start_script, compose, monkeypatch
+):
     def until_the_third(question: BenchmarkQuestion) -> str:
         if len(script.asked) == 3:
             monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
@@ -267,9 +265,7 @@ def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_r
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_with_too_little_time_for_a_conversation_no_service_is_started(
-    start_script: StartScript, compose: Compose, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_too_little_time_for_a_conversation_no_service_is_started(start_script, compose, monkeypatch):
     monkeypatch.setattr(conversations, "ServiceGroup", lambda specs: pytest.fail("a service was started"))
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
     config = compose(start_script(right))
@@ -279,8 +275,8 @@ def test_with_too_little_time_for_a_conversation_no_service_is_started(
 
 
 def test_answers_are_kept_whether_more_fewer_or_the_same_questions_are_asked(
-    start_script: StartScript, compose: Compose, stand_in: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    start_script, compose, stand_in, monkeypatch
+):
     script = start_script(right)
     run_evaluate(compose(script))
     before, report = set(script.asked), report_of(compose(script))
@@ -300,8 +296,8 @@ def test_answers_are_kept_whether_more_fewer_or_the_same_questions_are_asked(
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_question_that_the_server_fails_is_counted_not_scored_and_asked_again_next_time(
-    start_script: StartScript, compose: Compose
-) -> None:
+    start_script, compose
+):
     lost: list[str] = []
 
     def fails_one(question: BenchmarkQuestion) -> str | int:
@@ -324,8 +320,8 @@ def test_a_question_that_the_server_fails_is_counted_not_scored_and_asked_again_
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_benchmark_whose_questions_all_failed_is_a_dash_in_the_table_and_null_in_the_files(
-    start_script: StartScript, compose: Compose, capsys: pytest.CaptureFixture[str]
-) -> None:
+    start_script, compose, capsys
+):
     config = compose(start_script(lambda question: 503 if question.hop == 4 else right(question)))
     run_evaluate(config)
     assert re.search(r"demo_4hop +0 +– +– +– +– +– +– +2 *\n", capsys.readouterr().out)
@@ -338,9 +334,7 @@ def test_a_benchmark_whose_questions_all_failed_is_a_dash_in_the_table_and_null_
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_too_many_failures_stop_the_stage_with_the_cause_and_keep_the_answers(
-    start_script: StartScript, compose: Compose
-) -> None:
+def test_too_many_failures_stop_the_stage_with_the_cause_and_keep_the_answers(start_script, compose):
     config = compose(start_script(lambda question: 503 if question.hop in (3, 4) else right(question)))
     with pytest.raises(ConversationsFailed, match=r"4 of 8 .*max_failed_share=0\.25(.|\n)*HTTP 503"):
         run_evaluate(config)
@@ -349,18 +343,14 @@ def test_too_many_failures_stop_the_stage_with_the_cause_and_keep_the_answers(
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_service_that_dies_is_named_with_its_last_words(
-    start_script: StartScript, compose: Compose
-) -> None:
+def test_a_service_that_dies_is_named_with_its_last_words(start_script, compose):
     script = start_script(lambda question: render_tool_call(["Who?"]))
     with pytest.raises(ServiceDied, match=r"service 'retrieval' died: exit code 3(.|\n)*lost the index"):
         run_evaluate(compose(script, "retrieval.deadline_s=3"))
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_answers_under_other_conditions_or_of_another_server_are_not_mixed_in(
-    start_script: StartScript, compose: Compose
-) -> None:
+def test_answers_under_other_conditions_or_of_another_server_are_not_mixed_in(start_script, compose):
     script, other = start_script(right), start_script(right)
     run_evaluate(compose(script))
     with pytest.raises(DataError, match=r"retrieval\.topk was 2 and is 4.*another run\.name"):
@@ -370,7 +360,7 @@ def test_answers_under_other_conditions_or_of_another_server_are_not_mixed_in(
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_second_run_of_one_folder_is_refused(start_script: StartScript, compose: Compose) -> None:
+def test_a_second_run_of_one_folder_is_refused(start_script, compose):
     script = start_script(right)
     config = compose(script)
     with HeldLock(Path(config.run.dir) / "lock"), pytest.raises(AlreadyRunning, match="in use by process"):
@@ -379,7 +369,7 @@ def test_a_second_run_of_one_folder_is_refused(start_script: StartScript, compos
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_what_a_killed_run_was_writing_is_removed(start_script: StartScript, compose: Compose) -> None:
+def test_what_a_killed_run_was_writing_is_removed(start_script, compose):
     config = compose(start_script(right))
     half = Path(config.run.dir) / ".report.json.0123.tmp"
     half.parent.mkdir(parents=True)
@@ -394,20 +384,18 @@ def test_what_a_killed_run_was_writing_is_removed(start_script: StartScript, com
 # --- refused before anything starts -------------------------------------------------------------------------
 
 
-def test_an_endpoint_without_a_tokenizer_is_refused(compose: Compose) -> None:
+def test_an_endpoint_without_a_tokenizer_is_refused(compose):
     with pytest.raises(CheckError, match="set tokenizer="):
         run_evaluate(compose(None, "endpoint=http://127.0.0.1:1/v1"))
 
 
-def test_an_endpoint_that_does_not_answer_is_refused(compose: Compose, prepared: Prepared) -> None:
+def test_an_endpoint_that_does_not_answer_is_refused(compose, prepared):
     address = f"http://127.0.0.1:{unused_port()}/v1"
     with pytest.raises(CheckError, match=rf"no OpenAI-compatible server answers at {address}/models"):
         run_evaluate(compose(None, f"endpoint={address}", f"tokenizer={prepared.model}"))
 
 
-def test_one_of_several_models_of_an_endpoint_must_be_chosen(
-    start_peer: StartPeer, compose: Compose, prepared: Prepared
-) -> None:
+def test_one_of_several_models_of_an_endpoint_must_be_chosen(start_peer, compose, prepared):
     models = {"/v1/models": {"data": [{"id": "base"}, {"id": "adapter"}]}}
     peer = start_peer("/v1/completions", lambda body: 500, models)
     choices = [f"endpoint={peer.url}", f"tokenizer={prepared.model}"]
@@ -418,14 +406,12 @@ def test_one_of_several_models_of_an_endpoint_must_be_chosen(
     assert model_of(resolve(compose(None, *choices, "endpoint_model=adapter"))).name == "adapter"
 
 
-def test_a_model_that_is_not_there_is_refused_by_its_key(compose: Compose) -> None:
+def test_a_model_that_is_not_there_is_refused_by_its_key(compose):
     with pytest.raises(CheckError, match=r"solver\.model_path: there is no model at .*solver_iter3_hf"):
         run_evaluate(compose(None, "iteration=3"))
 
 
-def test_questions_of_one_name_are_refused(
-    start_script: StartScript, compose: Compose, prepared: Prepared
-) -> None:
+def test_questions_of_one_name_are_refused(start_script, compose, prepared):
     file = prepared.corpus / "chains.jsonl"
     with pytest.raises(CheckError, match=r"questions are duplicated, e\.g\. demo_1hop/"):
         run_evaluate(compose(start_script(right), f"benchmarks=[{file},{file}]"))
@@ -435,14 +421,12 @@ OTHER_FILES = r"benchmarks=\[…\] \(in a loop: stages\.evaluate\.benchmarks=\[�
 
 
 @pytest.mark.parametrize("files", ["", "absent.jsonl"])
-def test_without_a_benchmark_the_error_says_where_to_name_one_and_how_to_do_without(
-    compose: Compose, files: str
-) -> None:
+def test_without_a_benchmark_the_error_says_where_to_name_one_and_how_to_do_without(compose, files):
     with pytest.raises(DataError, match=OTHER_FILES):
         load_questions(resolve(compose(None, f"benchmarks=[{files}]")))
 
 
-def test_questions_about_another_corpus_are_refused_naming_both(compose: Compose, tmp_path: Path) -> None:
+def test_questions_about_another_corpus_are_refused_naming_both(compose, tmp_path):
     chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell", "doc_ids": ["elsewhere"]}
     (tmp_path / "foreign.jsonl").write_text(json.dumps(chain) + "\n")
     config = resolve(compose(None, f"benchmarks=[{tmp_path / 'foreign.jsonl'}]"))
@@ -452,9 +436,7 @@ def test_questions_about_another_corpus_are_refused_naming_both(compose: Compose
         assert part in str(refused.value)
 
 
-def test_questions_about_a_document_that_the_index_has_in_chunks_are_asked(
-    compose: Compose, tmp_path: Path
-) -> None:
+def test_questions_about_a_document_that_the_index_has_in_chunks_are_asked(compose, tmp_path):
     long = {"id": "guide.md", "text": "The harbour of the old town is on the river. " * 60}
     (tmp_path / "corpus.jsonl").write_text(json.dumps(long) + "\n")
     place = tmp_path / "chroma"
@@ -465,9 +447,7 @@ def test_questions_about_a_document_that_the_index_has_in_chunks_are_asked(
     assert len(load_questions(resolve(compose(None, named, f"chroma.path={place}")))) == 1
 
 
-def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(
-    compose: Compose, prepared: Prepared, tmp_path: Path
-) -> None:
+def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(compose, prepared, tmp_path):
     targets = {"ground_truth": {"target": ["Vell"]}}
     row = {"data_source": "nq", "question": "Who came?", "reward_model": targets}
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "own.parquet")
@@ -480,12 +460,12 @@ def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(
 
 
 @pytest.mark.skipif(find_spec("sglang") is not None, reason="where SGLang is installed it may be asked for")
-def test_sglang_is_needed_where_it_serves_the_model(compose: Compose) -> None:
+def test_sglang_is_needed_where_it_serves_the_model(compose):
     report = preflight(compose(None, "solver.engine=sglang"), "evaluate", starting=True)
     assert any("SGLang" in finding.why for finding in report.errors)
 
 
-def test_the_engine_of_rollouts_is_no_matter_of_an_evaluation(prepared: Prepared) -> None:
+def test_the_engine_of_rollouts_is_no_matter_of_an_evaluation(prepared):
     """The loop hands every stage the same overrides; this stage has no part of veRL's to judge."""
     overrides = [*prepared.overrides(prepared.corpus), "actor_rollout_ref.rollout.name=sglang"]
     assert "actor_rollout_ref" not in compose_stage("evaluate", overrides)
@@ -494,9 +474,7 @@ def test_the_engine_of_rollouts_is_no_matter_of_an_evaluation(prepared: Prepared
 # --- the config ---------------------------------------------------------------------------------------------
 
 
-def test_iteration_0_evaluates_the_base_model_and_each_other_its_solver(
-    prepared: Prepared, tmp_path: Path
-) -> None:
+def test_iteration_0_evaluates_the_base_model_and_each_other_its_solver(prepared, tmp_path):
     paths = [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={tmp_path}"]
     configs = [
         compose_stage("evaluate", ["hardware=cpu", "base_model=the/base", f"iteration={i}", *paths])
@@ -506,7 +484,7 @@ def test_iteration_0_evaluates_the_base_model_and_each_other_its_solver(
     assert [Path(config.run.dir).name for config in configs] == ["evaluate_iter0", "evaluate_iter2"]
 
 
-def test_the_papers_models_and_the_server_get_their_settings() -> None:
+def test_the_papers_models_and_the_server_get_their_settings():
     config = compose_stage("evaluate", ["hardware=8xh100", "model=qwen2.5-3b"])
     assert (config.solver.max_turns, config.retrieval.topk, config.solver.temperature) == (5, 3, 0.0)
     config, challenger = (compose_stage(stage, ["hardware=8xh100"]) for stage in ("evaluate", "challenger"))
@@ -525,7 +503,7 @@ def records_of(benchmark: str, right: int, n: int) -> list[dict[str, Any]]:
     return [record(benchmark, right=i < right) for i in range(n)]
 
 
-def test_an_answer_is_recorded_with_what_led_to_it() -> None:
+def test_an_answer_is_recorded_with_what_led_to_it():
     calls = (
         SearchCall("…", ("Who?",), response="[1] Vell came."),
         SearchCall("{", None, error="the call is not JSON"),
@@ -538,7 +516,7 @@ def test_an_answer_is_recorded_with_what_led_to_it() -> None:
     assert Trajectory.from_dict(kept["trajectory"]) == trajectory
 
 
-def test_shares_are_over_turns_and_calls_and_a_benchmark_without_answers_has_no_score() -> None:
+def test_shares_are_over_turns_and_calls_and_a_benchmark_without_answers_has_no_score():
     records = [
         record("nq", right=True, searches=3, turns=4, truncated_turns=1, calls=4, invalid_calls=1),
         record("nq", right=False, searches=0, turns=1),
@@ -556,7 +534,7 @@ def test_shares_are_over_turns_and_calls_and_a_benchmark_without_answers_has_no_
     assert averages["micro average"].failed == 3
 
 
-def test_averages_weigh_benchmarks_or_questions_and_have_narrower_intervals() -> None:
+def test_averages_weigh_benchmarks_or_questions_and_have_narrower_intervals():
     records = [*records_of("nq", 10, 10), *records_of("popqa", 0, 30)]
     averages = score_all(records, {}, ["nq", "popqa"])[1]
     assert (averages["macro average"].em, averages["micro average"].em) == (0.5, 0.25)
@@ -572,9 +550,7 @@ def width(score: Any) -> float:
 
 
 @pytest.mark.parametrize(("right", "n", "low", "high"), [(0, 40, 0.0, 0.088), (40, 40, 0.912, 1.0)])
-def test_all_right_or_all_wrong_leaves_an_interval_with_a_width(
-    right: int, n: int, low: float, high: float
-) -> None:
+def test_all_right_or_all_wrong_leaves_an_interval_with_a_width(right, n, low, high):
     scores, averages = score_all(
         [*records_of("nq", right, n), *records_of("popqa", right, n)], {}, ["nq", "popqa"]
     )
@@ -586,7 +562,7 @@ SHARES = st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=1, ma
 
 
 @given(SHARES)
-def test_wilsons_ends_solve_its_equation(drawn: list[tuple[int, float]]) -> None:
+def test_wilsons_ends_solve_its_equation(drawn):
     for n, share in drawn:
         right = round(share * n)
         for end in wilson(right, n):
@@ -596,7 +572,7 @@ def test_wilsons_ends_solve_its_equation(drawn: list[tuple[int, float]]) -> None
 
 
 @given(SHARES)
-def test_an_averages_interval_holds_it_and_lies_within_its_parts_ends(drawn: list[tuple[int, float]]) -> None:
+def test_an_averages_interval_holds_it_and_lies_within_its_parts_ends(drawn):
     sizes, rights = [n for n, _ in drawn], [round(share * n) for n, share in drawn]
     ends = list(map(wilson, rights, sizes))
     mean, low, high = averaged(sizes, rights, sizes)
@@ -609,7 +585,7 @@ def printed(records: Sequence[dict[str, Any]], benchmarks: Sequence[str]) -> str
     return file.getvalue()
 
 
-def test_the_papers_figures_stand_beside_its_benchmarks_alone() -> None:
+def test_the_papers_figures_stand_beside_its_benchmarks_alone():
     records = [record for name in PAPER_BENCHMARKS for record in records_of(name, 1, 4)]
     table = printed(records, PAPER_BENCHMARKS)
     assert re.search(r"musique +4 +\.250 .* \.105 +\.091 +\.168 +\.104", table)

@@ -133,7 +133,7 @@ class Merged(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+def start(tmp_path_factory, tiny_model):
     """A start model on bf16 numbers, as those of the hub and earlier exports are."""
     folder = tmp_path_factory.mktemp("start") / "model"
     shutil.copytree(tiny_model, folder)
@@ -144,7 +144,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Merged:
+def merged(tmp_path_factory, start):
     """A run that moved every second weight by 1e-6, as a step at that learning rate does, merged."""
     checkpoints = tmp_path_factory.mktemp("checkpoints")
     save_run(checkpoints / "solver_iter1", start, moved(state_of(start), lambda half: half + 1e-6))
@@ -153,7 +153,7 @@ def merged(tmp_path_factory: pytest.TempPathFactory, start: Path) -> Merged:
         return Merged(checkpoints, start, merge(checkpoints, start))
 
 
-def test_report_and_result_of_a_merge_are_written_and_announced(merged: Merged) -> None:
+def test_report_and_result_of_a_merge_are_written_and_announced(merged):
     lines = merged.checkpoints.with_suffix(".announced").read_text().splitlines()
     result = merged.checkpoints / "merge_iter1" / "result.json"
     assert [json.loads(line)["path"] for line in lines] == [str(merged.export), str(result)]
@@ -175,9 +175,7 @@ def test_report_and_result_of_a_merge_are_written_and_announced(merged: Merged) 
     assert not (merged.run / "result.json").exists()
 
 
-def test_a_merge_without_time_for_it_is_not_begun(
-    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_without_time_for_it_is_not_begun(start, tmp_path, monkeypatch):
     run = save_run(tmp_path / "solver_iter1", start, state_of(start))
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 55))
     with pytest.raises(OutOfTime, match="the export solver_iter1_hf was not started: the stop time"):
@@ -185,7 +183,7 @@ def test_a_merge_without_time_for_it_is_not_begun(
     assert [path for path in tmp_path.iterdir() if path != run] == []
 
 
-def test_the_export_is_complete_readable_and_has_the_checkpoints_weights(merged: Merged) -> None:
+def test_the_export_is_complete_readable_and_has_the_checkpoints_weights(merged):
     files = {path.name for path in merged.export.iterdir()}
     assert {"config.json", "generation_config.json", "model.safetensors"} <= files
     assert {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"} <= files
@@ -211,9 +209,7 @@ def current_umask() -> int:
     return mask
 
 
-def test_an_export_in_bfloat16_is_the_rounded_checkpoint_and_lost_the_step(
-    tmp_path: Path, merged: Merged
-) -> None:
+def test_an_export_in_bfloat16_is_the_rounded_checkpoint_and_lost_the_step(tmp_path, merged):
     shutil.copytree(merged.run, tmp_path / "solver_iter1")
     export = merge(tmp_path, merged.start, "run.export_dtype=bfloat16")
     model = AutoModelForCausalLM.from_pretrained(export, dtype="auto")
@@ -226,7 +222,7 @@ def test_an_export_in_bfloat16_is_the_rounded_checkpoint_and_lost_the_step(
     assert 0 < change["kept"] < 0.05
 
 
-def test_a_second_merge_takes_the_export_that_is_there_and_clears_leftovers(merged: Merged) -> None:
+def test_a_second_merge_takes_the_export_that_is_there_and_clears_leftovers(merged):
     replaced = merged.checkpoints / ".solver_iter1_hf.previous"  # a kill just after the renames leaves it
     shutil.copytree(merged.export, replaced)
     before = (merged.export / "model.safetensors").stat()
@@ -237,7 +233,7 @@ def test_a_second_merge_takes_the_export_that_is_there_and_clears_leftovers(merg
     }
 
 
-def test_a_newer_checkpoint_replaces_the_export(tmp_path: Path, merged: Merged) -> None:
+def test_a_newer_checkpoint_replaces_the_export(tmp_path, merged):
     shutil.copytree(merged.checkpoints, tmp_path / "ck")
     shutil.rmtree(tmp_path / "ck" / "solver_iter1")
     state = moved(state_of(merged.start), lambda half: half * 1.02)
@@ -248,14 +244,14 @@ def test_a_newer_checkpoint_replaces_the_export(tmp_path: Path, merged: Merged) 
     assert list((tmp_path / "ck").glob(".*")) == []
 
 
-def test_a_copied_tree_has_its_export_already(tmp_path: Path, merged: Merged) -> None:
+def test_a_copied_tree_has_its_export_already(tmp_path, merged):
     shutil.copytree(merged.checkpoints, tmp_path / "ck", copy_function=shutil.copyfile)  # with times of now
     before = (tmp_path / "ck" / "solver_iter1_hf" / "model.safetensors").stat()
     export = merge(tmp_path / "ck", merged.start)
     assert (export / "model.safetensors").stat().st_ino == before.st_ino
 
 
-def test_one_changed_weight_is_another_checkpoint(tmp_path: Path, merged: Merged) -> None:
+def test_one_changed_weight_is_another_checkpoint(tmp_path, merged):
     """In the middle of the shard, at the same size: only the checksum at its end differs."""
     state = moved(state_of(merged.start), lambda half: half + 1e-6)
     state["model.layers.0.self_attn.v_proj.weight"][0, 0] += 1
@@ -266,7 +262,7 @@ def test_one_changed_weight_is_another_checkpoint(tmp_path: Path, merged: Merged
     assert first != second
 
 
-def test_the_shards_of_two_processes_are_put_together(tmp_path: Path, start: Path) -> None:
+def test_the_shards_of_two_processes_are_put_together(tmp_path, start):
     state = moved(state_of(start), lambda half: half * 1.02)
     save_run(tmp_path / "solver_iter1", start, state, world=2)
     exported, _ = load_model(str(merge(tmp_path, start)), dtype="float32")
@@ -274,7 +270,7 @@ def test_the_shards_of_two_processes_are_put_together(tmp_path: Path, start: Pat
         assert torch.equal(tensor, state[name]), name
 
 
-def test_an_adapter_is_added_to_the_weights(tmp_path: Path, start: Path) -> None:
+def test_an_adapter_is_added_to_the_weights(tmp_path, start):
     base = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
     wrapped = get_peft_model(base, LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "up_proj"]))
     for name, parameter in wrapped.named_parameters():
@@ -357,9 +353,7 @@ def _set(path: Path, **values: Any) -> None:
         (spoil_model_config(vocab_size=10**30), r"no model can be made from .*huggingface/config.json"),
     ],
 )
-def test_a_checkpoint_that_cannot_be_used_is_refused(
-    tmp_path: Path, merged: Merged, spoil: Callable[[Path], None], message: str
-) -> None:
+def test_a_checkpoint_that_cannot_be_used_is_refused(tmp_path, merged, spoil, message):
     spoil(copy_of(merged, tmp_path))
     before = sorted(tmp_path.iterdir())
     with pytest.raises(CheckError, match=message):
@@ -367,7 +361,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, merged: Merged) -> None:
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, merged):
     copy_of(merged, tmp_path / "ck")
     other = other_model(tmp_path / "other", merged.start)
     with pytest.raises(
@@ -377,13 +371,13 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path, merged: Merged
     assert [path.name for path in (tmp_path / "ck").iterdir()] == ["solver_iter1"]
 
 
-def test_a_start_model_that_is_nowhere_is_refused(tmp_path: Path, merged: Merged) -> None:
+def test_a_start_model_that_is_nowhere_is_refused(tmp_path, merged):
     copy_of(merged, tmp_path)
     with pytest.raises(CheckError, match="there is no model at nobody/nothing"):
         merge(tmp_path, Path("nobody/nothing"))
 
 
-def test_a_folder_that_is_no_export_is_not_replaced(tmp_path: Path, merged: Merged) -> None:
+def test_a_folder_that_is_no_export_is_not_replaced(tmp_path, merged):
     copy_of(merged, tmp_path)
     (tmp_path / "solver_iter1_hf").mkdir()
     (tmp_path / "solver_iter1_hf" / "mine.txt").write_text("keep me")
@@ -392,9 +386,7 @@ def test_a_folder_that_is_no_export_is_not_replaced(tmp_path: Path, merged: Merg
     assert (tmp_path / "solver_iter1_hf" / "mine.txt").read_text() == "keep me"
 
 
-def test_a_full_disk_is_reported_before_the_merger_starts(
-    tmp_path: Path, merged: Merged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_before_the_merger_starts(tmp_path, merged, monkeypatch):
     copy_of(merged, tmp_path)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr("drzero.checkpoints.export.shutil.disk_usage", lambda path: usage)
@@ -404,14 +396,12 @@ def test_a_full_disk_is_reported_before_the_merger_starts(
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "8xh100"])
-def test_a_merge_needs_no_room_for_checkpoints(tmp_path: Path, merged: Merged, hardware: str) -> None:
+def test_a_merge_needs_no_room_for_checkpoints(tmp_path, merged, hardware):
     config = compose_stage("merge", arguments(tmp_path, merged.start, f"hardware={hardware}"))
     assert config.run.min_free_gb < 1
 
 
-def test_a_run_folder_that_cannot_be_written_is_reported_before_the_merger_starts(
-    tmp_path: Path, merged: Merged
-) -> None:
+def test_a_run_folder_that_cannot_be_written_is_reported_before_the_merger_starts(tmp_path, merged):
     copy_of(merged, tmp_path)
     with pytest.raises(CheckError, match=r"run.dir: /proc/merge cannot be written"):
         merge(tmp_path, merged.start, "run.dir=/proc/merge")
@@ -456,9 +446,7 @@ def spoil_rotation(export: Path) -> None:
         (spoil_rotation, "but not its log-probabilities"),
     ],
 )
-def test_an_export_that_is_not_the_checkpoint_is_found(
-    tmp_path: Path, merged: Merged, spoil: Callable[[Path], None], message: str
-) -> None:
+def test_an_export_that_is_not_the_checkpoint_is_found(tmp_path, merged, spoil, message):
     export = tmp_path / "export"
     shutil.copytree(merged.export, export)
     spoil(export)
@@ -466,7 +454,7 @@ def test_an_export_that_is_not_the_checkpoint_is_found(
         check_export(FsdpCheckpoint(merged.run), export)
 
 
-def test_weights_that_are_not_finite_are_found(tmp_path: Path, merged: Merged) -> None:
+def test_weights_that_are_not_finite_are_found(tmp_path, merged):
     state = moved(state_of(merged.start), lambda half: half + 1e-6)
     state["model.norm.weight"][0] = float("nan")
     run = save_run(tmp_path / "run", merged.start, state)
@@ -474,9 +462,7 @@ def test_weights_that_are_not_finite_are_found(tmp_path: Path, merged: Merged) -
         check_export(FsdpCheckpoint(run), merged.export)
 
 
-def test_a_model_larger_than_the_memory_is_compared_by_its_weights_alone(
-    merged: Merged, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_larger_than_the_memory_is_compared_by_its_weights_alone(merged, monkeypatch):
     memory = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr("drzero.checkpoints.verify.psutil.virtual_memory", lambda: memory)
     check = check_export(FsdpCheckpoint(merged.run), merged.export)
@@ -484,7 +470,7 @@ def test_a_model_larger_than_the_memory_is_compared_by_its_weights_alone(
     assert check.skipped is not None and "GiB of memory" in check.skipped
 
 
-def test_a_model_that_did_not_move_says_so(tmp_path: Path, merged: Merged) -> None:
+def test_a_model_that_did_not_move_says_so(tmp_path, merged):
     run = save_run(tmp_path / "run", merged.start, state_of(merged.start))
     change = measure_change(FsdpCheckpoint(run), merged.start, merged.start)
     assert (change.trained.share, change.exported.share, change.kept) == (0.0, 0.0, None)

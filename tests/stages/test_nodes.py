@@ -1,9 +1,7 @@
 """What a training adds on a Ray cluster: its workers' environment, and the processes of all nodes."""
 
-from pathlib import Path
-
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from drzero.ops.watchdog.diagnosis import Landmarks, Situation, diagnose
 from drzero.ops.watchdog.movement import Stall
@@ -17,7 +15,7 @@ STALL = Stall("phase", "update", "", 600, 300)
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> DictConfig:
+def config(tmp_path):
     overrides = [
         "hardware=cpu",
         "machine.nodes=2",
@@ -27,9 +25,7 @@ def config(tmp_path: Path) -> DictConfig:
     return resolve(compose_stage("solver", overrides))
 
 
-def test_workers_of_a_cluster_get_the_trainers_environment_through_ray(
-    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_of_a_cluster_get_the_trainers_environment_through_ray(config, tmp_path, monkeypatch):
     monkeypatch.setenv("DRZERO_STOP_AT", "12345")
     share_environment(config, trainer_env(config, tmp_path))
     given = OmegaConf.load(write_resolved(config)).ray_kwargs.ray_init.runtime_env.env_vars
@@ -38,9 +34,7 @@ def test_workers_of_a_cluster_get_the_trainers_environment_through_ray(
     assert given.DRZERO_STOP_AT == "12345"
 
 
-def test_no_secret_is_written_with_it(
-    config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_is_written_with_it(config, tmp_path, monkeypatch):
     for name in ("RETRIEVAL_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.setenv(name, "a-secret-token")
     share_environment(config, trainer_env(config, tmp_path))
@@ -54,7 +48,7 @@ def rank(number: int, node: str) -> Stack:
     )
 
 
-def test_a_page_names_nodes_processes_and_a_cluster_that_does_not_answer() -> None:
+def test_a_page_names_nodes_processes_and_a_cluster_that_does_not_answer():
     unseen = ["node 10.0.0.2 (gpu-2): no answer within 40 s"]
     situation = Situation(
         phase="update", step=3, stall=STALL, stacks=[rank(7, "10.0.0.1 (gpu-1)")], unseen=unseen

@@ -44,8 +44,8 @@ def documents_shown(corpus: Path) -> set[str]:
 
 
 def test_the_index_is_announced_then_the_prompts_and_none_shows_an_evaluated_document(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    prepared, tmp_path, monkeypatch
+):
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
     corpus = tmp_path / "corpus"
     evaluated = [document["id"] for document in prepared.documents[::2]]
@@ -72,9 +72,7 @@ def test_the_index_is_announced_then_the_prompts_and_none_shows_an_evaluated_doc
     )
 
 
-def test_a_mapped_table_is_indexed_and_its_quality_is_told_and_written(
-    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mapped_table_is_indexed_and_its_quality_is_told_and_written(prepared, tmp_path, capsys):
     rows = [{"headword": one["title"], "definition": one["text"]} for one in prepared.documents[:12]]
     rows += [{"headword": "RF", "definition": "Radio."}, {"headword": "none", "definition": " "}]
     rows += [{**rows[0], "definition": rows[0]["definition"].replace(" ", "  ")}]
@@ -101,9 +99,7 @@ def test_a_mapped_table_is_indexed_and_its_quality_is_told_and_written(
     assert sum(quality["prompts"]["hops"].values()) == 8
 
 
-def test_an_index_for_a_machine_without_a_gpu_says_so_and_a_declared_one_gets_its_own_embedder(
-    tmp_path: Path,
-) -> None:
+def test_an_index_for_a_machine_without_a_gpu_says_so_and_a_declared_one_gets_its_own_embedder(tmp_path):
     (tmp_path / "a.md").write_text("# Orrin\nA town.")
     found = {}
     for words in (["hardware=cpu"], ["compute=8xh100"]):
@@ -116,8 +112,8 @@ def test_an_index_for_a_machine_without_a_gpu_says_so_and_a_declared_one_gets_it
 
 
 def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_older_one(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    prepared, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(prepare_data, "MEASURED", 10)
     corpus, few = tmp_path / "corpus", ["min_document_tokens=0", "min_prose=0"]
     assert main(["prepare-data", *arguments(prepared, corpus), *few]) == 0
@@ -137,8 +133,8 @@ def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_
 
 
 def test_of_a_large_faiss_index_no_more_is_read_either_whoever_built_it(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    prepared, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(prepare_data, "MEASURED", 10)
     corpus, few = tmp_path / "corpus", ["index=faiss", "min_document_tokens=0", "min_prose=0"]
     assert main(["prepare-data", *arguments(prepared, corpus), *few]) == 0
@@ -153,16 +149,14 @@ def test_of_a_large_faiss_index_no_more_is_read_either_whoever_built_it(
     assert documents_shown(corpus) == shown
 
 
-def test_a_benchmark_that_names_no_document_can_hold_none_out(tmp_path: Path) -> None:
+def test_a_benchmark_that_names_no_document_can_hold_none_out(tmp_path):
     chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell"}
     (tmp_path / "questions.jsonl").write_text(json.dumps(chain))
     with pytest.raises(DataError, match=r"question 'a' of .* names no document"):
         held_out_documents([str(tmp_path / "questions.jsonl")])
 
 
-def test_a_document_to_hold_out_that_the_index_has_not_is_named(
-    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_document_to_hold_out_that_the_index_has_not_is_named(prepared, tmp_path, capsys):
     there = prepared.documents[0]["id"]
     questions = tmp_path / "questions.csv"
     questions.write_text(f"question,answer,doc_ids\nWho came?,Vell,{there}\nWho left?,Vell,docs/b.md\n")
@@ -174,7 +168,7 @@ def test_a_document_to_hold_out_that_the_index_has_not_is_named(
 
 
 @pytest.mark.slow("unpacks both models of the demo")
-def test_no_prompt_of_the_demo_shows_a_document_of_its_evaluation(tmp_path: Path) -> None:
+def test_no_prompt_of_the_demo_shows_a_document_of_its_evaluation(tmp_path):
     assert main(["demo-data", f"paths.corpus={tmp_path}"]) == 0
     evaluated = held_out_documents([str(tmp_path / "chains.jsonl")])
     found = {key for key, *_ in iter_documents(tmp_path / "chromadb", "corpus")}
@@ -182,16 +176,14 @@ def test_no_prompt_of_the_demo_shows_a_document_of_its_evaluation(tmp_path: Path
     assert shown and evaluated and shown.isdisjoint(evaluated) and shown | evaluated <= found
 
 
-def test_with_too_little_time_it_is_not_begun(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_with_too_little_time_it_is_not_begun(prepared, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
     assert main(["prepare-data", *arguments(prepared, tmp_path / "corpus")]) == 75
     assert "drzero prepare-data: prepare-data was not started: the stop time" in capsys.readouterr().err
     assert not (tmp_path / "corpus").exists()
 
 
-def test_an_index_in_shards_gives_the_prompts_of_one_collection(prepared: Prepared, tmp_path: Path) -> None:
+def test_an_index_in_shards_gives_the_prompts_of_one_collection(prepared, tmp_path):
     shown = []
     for shards in (1, 2):
         corpus = tmp_path / str(shards)
@@ -204,9 +196,7 @@ def test_an_index_in_shards_gives_the_prompts_of_one_collection(prepared: Prepar
     ]
 
 
-def test_what_was_embedded_alone_gives_the_prompts_of_one_run(
-    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_embedded_alone_gives_the_prompts_of_one_run(prepared, tmp_path, capsys):
     command = ["prepare-data", *arguments(prepared, tmp_path / "parts")]
     assert main([*command, "indexing.embed_only=true"]) == 0
     assert "embedded and not written" in capsys.readouterr().out
@@ -237,9 +227,7 @@ def theirs(prepared: Prepared, tmp_path: Path, chroma: str) -> list[str]:
     ]
 
 
-def test_an_index_of_another_tool_with_our_vectors_is_adopted_and_answers_with_cosines(
-    prepared: Prepared, tmp_path: Path
-) -> None:
+def test_an_index_of_another_tool_with_our_vectors_is_adopted_and_answers_with_cosines(prepared, tmp_path):
     documents, embedder = prepared.documents[:12], Embedder(EmbedderSpec("packaged-minilm", "cpu"))
     vectors = embedder.encode_passages([document["text"] for document in documents])
     words = theirs(prepared, tmp_path, foreign_index(tmp_path / "chroma", documents, vectors))
@@ -255,8 +243,8 @@ def test_an_index_of_another_tool_with_our_vectors_is_adopted_and_answers_with_c
 
 
 def test_an_index_with_other_vectors_is_refused_unchanged_with_the_command_that_embeds_it_again(
-    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    prepared, tmp_path, capsys
+):
     documents = prepared.documents[:12]
     other = np.random.default_rng(0).normal(size=(12, 384))
     words = theirs(prepared, tmp_path, foreign_index(tmp_path / "chroma", documents, other))
@@ -272,7 +260,7 @@ def test_an_index_with_other_vectors_is_refused_unchanged_with_the_command_that_
         assert store.info.chunks == 12
 
 
-def test_its_indexing_ends_at_the_stop_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_indexing_ends_at_the_stop_time(monkeypatch):
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 0.1))
     with pytest.raises(OutOfTime, match="rerun to resume its index"), until_the_stop_time():
         threading.Event().wait(60)

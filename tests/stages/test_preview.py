@@ -7,7 +7,6 @@ others play questions alone. In the second tier the command is killed and run ag
 import asyncio
 import io
 import json
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,14 +73,14 @@ def arguments_for(folder: Path, url: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def key_in_the_environment() -> Iterator[None]:
+def key_in_the_environment():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", KEY)
         yield
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, key_in_the_environment: None) -> Run:
+def finished(tmp_path_factory, key_in_the_environment):
     folder, out = tmp_path_factory.mktemp("previewed"), io.StringIO()
     with scripted_endpoint(drop_every=5) as endpoint, redirect_stdout(out), redirect_stderr(out):
         arguments = arguments_for(folder, endpoint.url)
@@ -93,7 +92,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, key_in_the_environment: N
     return Run(folder / "runs" / "preview", out.getvalue(), asked, endpoint.dropped, arguments)
 
 
-def test_every_prompt_is_asked_tried_judged_and_counted_with_its_tokens(finished: Run) -> None:
+def test_every_prompt_is_asked_tried_judged_and_counted_with_its_tokens(finished):
     assert sorted(record["prompt_index"] for record in finished.records) == list(range(ROWS))
     for record in finished.records:
         seed = sample_seed(42, record["prompt_index"], 1)
@@ -124,7 +123,7 @@ def test_every_prompt_is_asked_tried_judged_and_counted_with_its_tokens(finished
     assert f"{cost['tokens_out']:,} written, ${cost['usd']:.2f}" in finished.out
 
 
-def test_console_and_page_show_questions_with_reasons_and_no_key(finished: Run) -> None:
+def test_console_and_page_show_questions_with_reasons_and_no_key(finished):
     examples = Examples.from_dict(finished.report["examples"])
     assert len(examples.accepted) == 3 and {one.hop for one in examples.accepted} == {1, 2}
     assert 0 < len(examples.rejected) <= 3
@@ -145,7 +144,7 @@ def test_console_and_page_show_questions_with_reasons_and_no_key(finished: Run) 
     assert all(one.reasons for one in shown)
 
 
-def test_the_model_need_not_be_one_that_is_known_here() -> None:
+def test_the_model_need_not_be_one_that_is_known_here():
     named = ["source=x", "endpoint=http://127.0.0.1:1/v1", "model=gpt-any"]
     assert preview_overrides(named) == [
         *("model=qwen2.5-3b", "source=x", "endpoint=http://127.0.0.1:1/v1", "endpoint_model=gpt-any")
@@ -155,7 +154,7 @@ def test_the_model_need_not_be_one_that_is_known_here() -> None:
     assert preview_overrides(known) == known
 
 
-def test_a_stage_that_trains_takes_no_endpoint_and_says_which_do() -> None:
+def test_a_stage_that_trains_takes_no_endpoint_and_says_which_do():
     those = "preview, synthesize, evaluate, agent-bench, compare-rollouts"
     with pytest.raises(OverrideError, match=f"in challenger: it is one of {those}$"):
         compose_stage("challenger", ["hardware=cpu", "endpoint=http://127.0.0.1:1/v1"])
@@ -170,17 +169,17 @@ def test_a_stage_that_trains_takes_no_endpoint_and_says_which_do() -> None:
         ("https://example.com/v1beta/openai", "https://example.com/v1beta/openai"),
     ],
 )
-def test_an_address_may_be_written_in_any_usual_form(address: str, base: str) -> None:
+def test_an_address_may_be_written_in_any_usual_form(address, base):
     assert base_of(address) == base
 
 
-def test_without_both_prices_there_is_no_cost() -> None:
+def test_without_both_prices_there_is_no_cost():
     config = OmegaConf.create({"usd_per_million_in": 1, "usd_per_million_out": None})
     assert usd(config, 10, 10) is None
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> DictConfig:
+def config(tmp_path):
     stage = resolve(
         compose_stage("preview", preview_overrides(arguments_for(tmp_path, "http://127.0.0.1:1")))
     )
@@ -235,12 +234,8 @@ def told(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 def test_a_preview_cut_short_resumes_with_what_is_missing_and_ends_like_an_uncut_one(
-    config: DictConfig,
-    start_peer: StartPeer,
-    tmp_path: Path,
-    key_in_the_environment: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    config, start_peer, tmp_path, key_in_the_environment, monkeypatch
+):
     with scripted_endpoint() as endpoint:
         _, uncut, _ = play(config, endpoint, start_peer, tmp_path / "uncut")
         whole = len(endpoint.requests)
@@ -266,14 +261,8 @@ def test_a_preview_cut_short_resumes_with_what_is_missing_and_ends_like_an_uncut
     ],
 )
 def test_a_refused_key_or_model_ends_it_at_the_first_request(
-    config: DictConfig,
-    start_peer: StartPeer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    key: str,
-    model: str,
-    expected: str,
-) -> None:
+    config, start_peer, tmp_path, monkeypatch, key, model, expected
+):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     config.endpoint_model = model
     with scripted_endpoint() as endpoint:
@@ -284,8 +273,8 @@ def test_a_refused_key_or_model_ends_it_at_the_first_request(
 
 
 def test_what_an_endpoint_cuts_short_is_lost_and_counted_not_scored(
-    config: DictConfig, start_peer: StartPeer, tmp_path: Path, key_in_the_environment: None
-) -> None:
+    config, start_peer, tmp_path, key_in_the_environment
+):
     with scripted_endpoint() as endpoint:
         # The first question takes 11 requests, the challenger's part of the second two more; from there on
         # every conversation is refused as if by a filter.
@@ -299,9 +288,7 @@ def test_what_an_endpoint_cuts_short_is_lost_and_counted_not_scored(
     assert all(record["reward"]["valid"] for record in kept)
 
 
-def test_synthesize_samples_from_an_endpoint_too(
-    start_peer: StartPeer, tmp_path: Path, key_in_the_environment: None
-) -> None:
+def test_synthesize_samples_from_an_endpoint_too(start_peer, tmp_path, key_in_the_environment):
     overrides = ["hardware=cpu", "model=qwen2.5-3b", f"paths.checkpoints={tmp_path}", "samples=2"]
     config = resolve(compose_stage("synthesize", overrides))
     config.retrieval.port = urlsplit(start_peer("/retrieve", library).url).port
@@ -315,7 +302,7 @@ def test_synthesize_samples_from_an_endpoint_too(
     assert all(record["tokens_out"] for record in journal.records)
 
 
-def test_a_sample_has_what_prompts_are_about_and_what_that_names(tmp_path: Path) -> None:
+def test_a_sample_has_what_prompts_are_about_and_what_that_names(tmp_path):
     corpus = Corpus(write_towns(tmp_path))
     whole = sample_corpus(corpus, size=12, about=3, seed=1)
     assert (len(whole.corpus.ids), len(whole.about), whole.total) == (12, 12, 12)
@@ -330,7 +317,7 @@ def test_a_sample_has_what_prompts_are_about_and_what_that_names(tmp_path: Path)
     assert sample_corpus(corpus, size=6, about=3, seed=1) == sample
 
 
-def test_a_document_named_in_a_text_without_spaces_is_sampled(tmp_path: Path) -> None:
+def test_a_document_named_in_a_text_without_spaces_is_sampled(tmp_path):
     texts = {f"城{n}": "这座城很小。" for n in "一二三四五六七八九"}
     records = [{"id": title, "title": title, "text": text} for title, text in texts.items()]
     records.append({"id": "书", "title": "书", "text": "它讲述奥林天文台的故事。"})
@@ -342,7 +329,7 @@ def test_a_document_named_in_a_text_without_spaces_is_sampled(tmp_path: Path) ->
     assert taken and all("台" in sample.corpus.ids and sample.named == 1 for sample in taken)
 
 
-def test_the_demo_policy_on_another_corpus_gets_one_plain_line(tmp_path: Path) -> None:
+def test_the_demo_policy_on_another_corpus_gets_one_plain_line(tmp_path):
     policy = tmp_path / "demo-policy"
     policy.mkdir()
     assert not is_demo_policy(str(policy))

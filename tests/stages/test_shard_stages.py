@@ -1,7 +1,6 @@
 """What the stages make of chroma.shards and of several places."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 from omegaconf import DictConfig
@@ -26,7 +25,7 @@ def composed(stage: str, *overrides: str) -> DictConfig:
     return resolve(compose_stage(stage, ["hardware=cpu", *overrides]))
 
 
-def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_names() -> None:
+def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_names():
     config = composed(
         "serve_search",
         "retrieval.port=8123",
@@ -39,7 +38,7 @@ def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_n
     assert served(parser().parse_args(words[words.index("--chroma-path") :])) == ChromaIndex(layout)
 
 
-def test_a_servers_quotas_are_those_of_the_config() -> None:
+def test_a_servers_quotas_are_those_of_the_config():
     quotas = ("chroma.quota.reads=10", "chroma.quota.page=300")
     config = composed("serve_search", "retrieval.port=8123", "chroma.path=http://one:1", *quotas)
     (place,) = places_of(config)
@@ -51,7 +50,7 @@ def test_a_servers_quotas_are_those_of_the_config() -> None:
 
 
 @pytest.mark.parametrize(("shards", "fits"), [(1, False), (4, False), (5, True)])
-def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(shards: int, fits: bool) -> None:
+def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(shards, fits):
     limits = ("chroma.path=http://one:1", f"chroma.shards={shards}", "chroma.quota.records=5000000")
     config = composed("prepare_data", *limits)
     size = IndexSize(21_000_000, 1024, 21_000_000 * 650)
@@ -61,7 +60,7 @@ def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(sha
         require_room(planned, config, declared_machine(config, starting=True))
 
 
-def test_a_quota_counts_the_largest_shard_and_not_the_mean_one() -> None:
+def test_a_quota_counts_the_largest_shard_and_not_the_mean_one():
     config = composed(
         "prepare_data", "chroma.path=http://one:1", "chroma.shards=4", "chroma.quota.records=5000000"
     )
@@ -72,18 +71,18 @@ def test_a_quota_counts_the_largest_shard_and_not_the_mean_one() -> None:
         )
 
 
-def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path: Path) -> None:
+def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path):
     config = composed("prepare_data", "chroma.shards=4", "indexing.writers=3", f"chroma.path={tmp_path}")
     assert target_of(config) == Shards(ShardLayout.parse([str(tmp_path)], "corpus", 4), 3)
 
 
-def test_several_places_without_shards_are_refused() -> None:
+def test_several_places_without_shards_are_refused():
     config = composed("serve_search", "chroma.path=[one,two]")
     with pytest.raises(StoreError, match=r"chroma.path names one, two for chroma.shards=1"):
         index_of(config)
 
 
 @pytest.mark.parametrize("path", ["null", "{a: b}"])
-def test_what_is_no_place_is_refused_by_its_key(path: str) -> None:
+def test_what_is_no_place_is_refused_by_its_key(path):
     with pytest.raises(OverrideError, match=r"chroma\.path"):
         composed("serve_search", f"chroma.path={path}")

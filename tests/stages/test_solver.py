@@ -14,13 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from data_order import unbroken_order
-from launched_loop import LaunchedLoop
-from stage_run import (
-    RUN_LIMIT_S,
-    Run,
-    checkpoint_weights,
-    dumped_order,
-)
+from stage_run import RUN_LIMIT_S, checkpoint_weights, dumped_order
 from transformers import AutoModelForCausalLM
 
 from drzero.stages.result import read_result
@@ -31,14 +25,14 @@ pytestmark = pytest.mark.timeout(2 * RUN_LIMIT_S)
 
 
 @pytest.fixture(scope="module")
-def trained(launched_loop: LaunchedLoop) -> Run:
+def trained(launched_loop):
     """A finished run of two steps."""
     assert launched_loop.done.code == 0, launched_loop.done.stdout[-6000:] + launched_loop.done.stderr
     return launched_loop.run("solver_iter1")
 
 
 @pytest.fixture(scope="module")
-def metrics(trained: Run) -> dict[int, dict[str, Any]]:
+def metrics(trained):
     return {line["step"]: line["data"] for line in trained.lines("metrics/attempt_001.jsonl")}
 
 
@@ -47,9 +41,7 @@ def rows_of(path: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_every_step_due_is_validated_and_reported_by_hop(
-    trained: Run, metrics: dict[int, dict[str, Any]]
-) -> None:
+def test_every_step_due_is_validated_and_reported_by_hop(trained, metrics):
     assert sorted(metrics) == [0, 1, 2]
     rows = len(rows_of(trained.config.data.val_files))
     for step in {0, 2, *range(0, 2, trained.config.trainer.test_freq)}:
@@ -65,7 +57,7 @@ def test_every_step_due_is_validated_and_reported_by_hop(
     assert right / hops.total() == pytest.approx(step["drzero/val/em"])
 
 
-def test_each_question_is_answered_by_a_group_scored_by_exact_match(trained: Run) -> None:
+def test_each_question_is_answered_by_a_group_scored_by_exact_match(trained):
     sizes = [trained.config.actor_rollout_ref.rollout.n] * trained.config.data.train_batch_size
     for step in (1, 2):
         lines = trained.lines(f"dumps/step_{step:04d}.jsonl")
@@ -83,9 +75,7 @@ def test_each_question_is_answered_by_a_group_scored_by_exact_match(trained: Run
     assert scores == {0.0, 1.0}
 
 
-def test_the_reported_advantages_are_those_of_the_dumped_groups(
-    trained: Run, metrics: dict[int, dict[str, Any]]
-) -> None:
+def test_the_reported_advantages_are_those_of_the_dumped_groups(trained, metrics):
     for step in (1, 2):
         groups: dict[str, list[float]] = {}
         for line in trained.lines(f"dumps/step_{step:04d}.jsonl"):
@@ -101,9 +91,7 @@ def test_the_reported_advantages_are_those_of_the_dumped_groups(
         assert metrics[step]["drzero/collapse/zero_variance_share"] == pytest.approx(1 - differ)
 
 
-def test_the_sampler_is_the_old_policy_and_agrees_with_the_actor(
-    trained: Run, metrics: dict[int, dict[str, Any]], smollm2_tokenizer: Any
-) -> None:
+def test_the_sampler_is_the_old_policy_and_agrees_with_the_actor(trained, metrics, smollm2_tokenizer):
     for step in (1, 2):
         assert abs(metrics[step]["actor/rollout_corr/kl"]) < 1e-4
         assert metrics[step]["actor/pg_clipfrac"] == 0
@@ -120,9 +108,7 @@ def test_the_sampler_is_the_old_policy_and_agrees_with_the_actor(
         assert 0 < 0.7 * least * verls <= own <= 1.4 * most * verls
 
 
-def test_the_run_leaves_one_moved_checkpoint_a_result_and_a_summary(
-    trained: Run, speaking_model: Path, metrics: dict[int, dict[str, Any]]
-) -> None:
+def test_the_run_leaves_one_moved_checkpoint_a_result_and_a_summary(trained, speaking_model, metrics):
     before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
     name = "model.layers.0.mlp.up_proj.weight"
     assert not torch.equal(checkpoint_weights(trained, 2)[name], before[name])
@@ -137,7 +123,7 @@ def test_the_run_leaves_one_moved_checkpoint_a_result_and_a_summary(
     assert json.loads((trained.folder / "summary.json").read_text())["figures"]["steps"] == 2
 
 
-def test_the_data_is_drawn_in_the_order_of_an_unbroken_run(trained: Run) -> None:
+def test_the_data_is_drawn_in_the_order_of_an_unbroken_run(trained):
     group = trained.config.actor_rollout_ref.rollout.n
     drawn = [
         Counter({key: count * group for key, count in batch.items()})

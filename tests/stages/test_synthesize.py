@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Answer, Prepared, StartPeer
+from conftest import Answer, StartPeer
 from hypothesis import given
 from hypothesis import strategies as st
 from made_pairs import last_turn, pair, prompt, record, search
@@ -76,12 +76,12 @@ JUDGING = ("evidence", "hops", "integrity", "duplicates", "near_duplicates")
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(tmp_path_factory):
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
-def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> list[str]:
+def arguments(prepared, speaking_model, checkpoints):
     """The stage as a user would ask for it, over 12 of the 60 prompts."""
     overrides = [*prepared.overrides(checkpoints, speaking_model), f"challenger={speaking_model}"]
     # Few at a time, so that a kill finds some done and some not.
@@ -89,13 +89,13 @@ def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> li
 
 
 @pytest.fixture(scope="module")
-def base(arguments: list[str]) -> DictConfig:
+def base(arguments):
     """The stage as composed; composing takes seconds."""
     return resolve(compose_stage("synthesize", arguments))
 
 
 @pytest.fixture
-def config(base: DictConfig, tmp_path: Path) -> DictConfig:
+def config(base, tmp_path):
     """A copy with a run folder of its own."""
     copy = cast(DictConfig, OmegaConf.create(OmegaConf.to_container(base)))
     copy.run.dir = str(tmp_path / "tiny")
@@ -103,7 +103,7 @@ def config(base: DictConfig, tmp_path: Path) -> DictConfig:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(speaking_model: Path) -> Any:
+def tokenizer(speaking_model):
     return AutoTokenizer.from_pretrained(speaking_model)
 
 
@@ -146,9 +146,7 @@ def keys(records: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("hardware", ["cpu", "single_gpu", "8xh100"])
-def test_samples_are_drawn_as_the_challenger_was_trained_by_a_server_that_has_the_machine(
-    hardware: str,
-) -> None:
+def test_samples_are_drawn_as_the_challenger_was_trained_by_a_server_that_has_the_machine(hardware):
     composed = resolve(compose_plain("synthesize", [f"hardware={hardware}", "paths.checkpoints=runs"]))
     trained = resolve(compose_plain("challenger", [f"hardware={hardware}"]))
     solver, rollout = composed.solver, trained.actor_rollout_ref.rollout
@@ -162,20 +160,20 @@ def test_samples_are_drawn_as_the_challenger_was_trained_by_a_server_that_has_th
 
 
 @given(st.integers(0, 2**32), st.integers(0, 10**6), st.integers(0, 100))
-def test_a_samples_seed_is_stable_and_fits_63_bits(seed: int, prompt: int, number: int) -> None:
+def test_a_samples_seed_is_stable_and_fits_63_bits(seed, prompt, number):
     drawn = sample_seed(seed, prompt, number)
     assert drawn == sample_seed(seed, prompt, number)
     assert 0 <= drawn < 2**63
 
 
-def test_seeds_are_unique_differ_by_run_and_match_existing_journals() -> None:
+def test_seeds_are_unique_differ_by_run_and_match_existing_journals():
     of_run = {seed: {sample_seed(seed, p, n) for p in range(200) for n in range(5)} for seed in (1, 2)}
     assert len(of_run[1]) == 1000
     assert not of_run[1] & of_run[2]
     assert sample_seed(42, 7, 2) == 3865306493070812723
 
 
-def test_the_partitions_share_out_the_prompts_every_fifth_row_each(config: DictConfig) -> None:
+def test_the_partitions_share_out_the_prompts_every_fifth_row_each(config):
     dealt = []
     for config.partition in range(1, 6):
         dealt += [row["extra_info"]["index"] for row in partition_rows(config)]
@@ -185,15 +183,13 @@ def test_the_partitions_share_out_the_prompts_every_fifth_row_each(config: DictC
 
 
 @pytest.mark.parametrize("partition", [0, 6, -1])
-def test_a_partition_that_does_not_exist_is_refused(config: DictConfig, partition: int) -> None:
+def test_a_partition_that_does_not_exist_is_refused(config, partition):
     config.partition = partition
     with pytest.raises(CheckError, match=f"no partition {partition} of 5.*partitions="):
         partition_rows(config)
 
 
-def test_every_sample_of_every_prompt_is_journalled_with_its_seed(
-    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
-) -> None:
+def test_every_sample_of_every_prompt_is_journalled_with_its_seed(config, tokenizer, start_peer, tmp_path):
     seen = serve(config, start_peer, lambda _: says(QUESTION))
     rows = rows_of(config, 3)
     failed, records = play(config, tokenizer, rows, tmp_path / "samples.jsonl")
@@ -204,9 +200,7 @@ def test_every_sample_of_every_prompt_is_journalled_with_its_seed(
     assert sorted(request["seed"] for request in seen()) == sorted(seeds.values())
 
 
-def test_a_record_holds_the_conversation_and_what_it_cost(
-    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
-) -> None:
+def test_a_record_holds_the_conversation_and_what_it_cost(config, tokenizer, start_peer, tmp_path):
     call = render_tool_call(["Vell"])
     seen = serve(config, start_peer, lambda r: says(QUESTION if "A founder" in shown(tokenizer, r) else call))
     config.samples = 1
@@ -221,9 +215,7 @@ def shown(tokenizer: Any, request: dict[str, Any]) -> str:
     return str(tokenizer.decode(request["prompt"]))
 
 
-def test_a_rerun_asks_only_for_what_is_missing(
-    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
-) -> None:
+def test_a_rerun_asks_only_for_what_is_missing(config, tokenizer, start_peer, tmp_path):
     rows, path = rows_of(config, 4), tmp_path / "samples.jsonl"
     serve(config, start_peer, lambda _: says(QUESTION))
     play(config, tokenizer, rows[:2], path)
@@ -248,12 +240,8 @@ def drawn(records: Iterable[dict[str, Any]]) -> list[tuple[int, int, int, str]]:
 
 
 def test_a_run_cut_by_its_stop_time_and_resumed_draws_the_samples_of_an_uncut_one_each_once(
-    config: DictConfig,
-    tokenizer: Any,
-    start_peer: StartPeer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    config, tokenizer, start_peer, tmp_path, monkeypatch
+):
     rows, path = rows_of(config, 4), tmp_path / "samples.jsonl"
     serve(config, start_peer, asks_by_seed)
     _, uncut = play(config, tokenizer, rows, tmp_path / "uncut.jsonl")
@@ -278,12 +266,8 @@ def test_a_run_cut_by_its_stop_time_and_resumed_draws_the_samples_of_an_uncut_on
 
 
 def test_a_conversation_that_does_not_end_in_time_is_dropped(
-    config: DictConfig,
-    tokenizer: Any,
-    start_peer: StartPeer,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    config, tokenizer, start_peer, tmp_path, monkeypatch
+):
     dropped = threading.Event()
 
     def never(request: dict[str, Any]) -> dict[str, Any]:
@@ -311,9 +295,7 @@ def search_fails_for(config: DictConfig, start_peer: StartPeer, rows: list[Promp
     return lost
 
 
-def test_a_conversation_with_a_failed_search_is_no_sample(
-    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
-) -> None:
+def test_a_conversation_with_a_failed_search_is_no_sample(config, tokenizer, start_peer, tmp_path):
     rows = rows_of(config, 5)
     lost = search_fails_for(config, start_peer, rows[:1])
     failed, records = play(config, tokenizer, rows, tmp_path / "samples.jsonl")
@@ -322,8 +304,8 @@ def test_a_conversation_with_a_failed_search_is_no_sample(
 
 
 def test_too_many_failures_stop_the_stage_with_the_cause_and_what_is_finished_is_kept(
-    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
-) -> None:
+    config, tokenizer, start_peer, tmp_path
+):
     rows, path = rows_of(config, 5), tmp_path / "samples.jsonl"
     search_fails_for(config, start_peer, rows[:2])
     with pytest.raises(ConversationsFailed, match=r"2 of 5 conversations failed.*a search failed: "):
@@ -348,9 +330,7 @@ def context(config: DictConfig) -> CheckContext:
 
 
 @pytest.mark.parametrize(("field", "value"), [("doc_id", "unheard-of"), ("document", "Another town.")])
-def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(
-    config: DictConfig, tmp_path: Path, field: str, value: str
-) -> None:
+def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(config, tmp_path, field, value):
     def foreign(rows: list[PromptRow]) -> None:
         for row in rows:
             row["extra_info"][field] = value
@@ -362,7 +342,7 @@ def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(
         assert part in str(refused.value)
 
 
-def test_two_prompts_of_one_index_are_refused(config: DictConfig, tmp_path: Path) -> None:
+def test_two_prompts_of_one_index_are_refused(config, tmp_path):
     def repeat(rows: list[PromptRow]) -> None:
         rows[5]["extra_info"]["index"] = 0
 
@@ -371,7 +351,7 @@ def test_two_prompts_of_one_index_are_refused(config: DictConfig, tmp_path: Path
         partition_rows(config)
 
 
-def test_a_partition_without_a_row_is_refused(config: DictConfig, tmp_path: Path) -> None:
+def test_a_partition_without_a_row_is_refused(config, tmp_path):
     rewrite_prompts(config, tmp_path, lambda rows: rows.__delitem__(slice(2, None)))
     config.partition = 3
     with pytest.raises(CheckError, match="2 rows, so partition 3 of 5 is empty"):
@@ -386,18 +366,14 @@ def test_a_partition_without_a_row_is_refused(config: DictConfig, tmp_path: Path
     ],
     ids=["missing", "empty"],
 )
-def test_a_challenger_that_is_not_there_is_refused(
-    tmp_path: Path, make: Callable[[Path], None], expected: str
-) -> None:
+def test_a_challenger_that_is_not_there_is_refused(tmp_path, make, expected):
     make(tmp_path / "challenger_iter1")
     config = OmegaConf.create({"challenger": str(tmp_path / "challenger_iter1")})
     (found,) = check_challenger(context(config))
     assert expected in found.why and found.severity == "error"
 
 
-def test_a_prompts_file_without_the_columns_is_refused_naming_them(
-    config: DictConfig, tmp_path: Path
-) -> None:
+def test_a_prompts_file_without_the_columns_is_refused_naming_them(config, tmp_path):
     pq.write_table(pa.table({"prompt": ["Ask."]}), tmp_path / "bare.parquet")
     config.data.train_files = str(tmp_path / "bare.parquet")
     with pytest.raises(CheckError, match=r"bare\.parquet lacks the columns .*extra_info"):
@@ -415,16 +391,14 @@ def test_a_prompts_file_without_the_columns_is_refused_naming_them(
         ("retrieval.embedder", "intfloat/e5-large-v2", "was built with packaged-minilm"),
     ],
 )
-def test_what_cannot_go_well_is_refused_before_anything_starts(
-    config: DictConfig, key: str, value: Any, expected: str
-) -> None:
+def test_what_cannot_go_well_is_refused_before_anything_starts(config, key, value, expected):
     OmegaConf.update(config, key, value)
     with pytest.raises((CheckError, DataError), match=expected):
         run_synthesize(config)
     assert not (Path(config.run.dir) / "logs").exists()
 
 
-def test_an_export_is_served_as_it_is_and_named_in_the_pairs(config: DictConfig, tmp_path: Path) -> None:
+def test_an_export_is_served_as_it_is_and_named_in_the_pairs(config, tmp_path):
     assert merge_if_needed(config) == config.challenger
     export = tmp_path / "challenger_iter1_hf"
     export.mkdir()
@@ -433,8 +407,8 @@ def test_an_export_is_served_as_it_is_and_named_in_the_pairs(config: DictConfig,
 
 
 def test_a_challenger_that_is_a_run_is_merged_into_the_stages_own_folder_first(
-    config: DictConfig, speaking_model: Path, tmp_path: Path
-) -> None:
+    config, speaking_model, tmp_path
+):
     run = save_run(tmp_path / "challenger_iter1", speaking_model, state_of(speaking_model))
     config.challenger, config.run.export_dir = str(run), f"{config.run.dir}/challenger_hf"
     with merger_in_this_process():
@@ -458,7 +432,7 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def finished(arguments: list[str], checkpoints: Path) -> Run:
+def finished(arguments, checkpoints):
     """The real stage, in this process: starting another takes ten seconds of imports."""
     out = io.StringIO()
     with redirect_stdout(out):
@@ -475,7 +449,7 @@ def prompts_in(folder: Path) -> tuple[list[int], list[int]]:
     return accepted, [json.loads(line)["prompt_index"] for line in lines]
 
 
-def test_a_finished_stage_has_each_sample_and_prompt_once_and_says_so(finished: Run) -> None:
+def test_a_finished_stage_has_each_sample_and_prompt_once_and_says_so(finished):
     wanted = [(index, number) for index in range(0, 60, 5) for number in range(5)]
     assert keys(records_in(finished.folder / "samples.jsonl")) == wanted
     accepted, rejected = prompts_in(finished.folder)
@@ -491,9 +465,7 @@ def test_a_finished_stage_has_each_sample_and_prompt_once_and_says_so(finished: 
     assert not list(finished.folder.glob(".*.tmp"))
 
 
-def test_the_end_shows_accepted_and_rejected_questions_with_why_and_where_the_answer_stands(
-    finished: Run,
-) -> None:
+def test_the_end_shows_accepted_and_rejected_questions_with_why_and_where_the_answer_stands(finished):
     kept = json.loads((finished.folder / "report.json").read_text())
     shown = Examples.from_dict(kept["examples"])
     assert len(shown.accepted) == 3 and len(shown.rejected) == min(3, kept["rejected"])
@@ -502,9 +474,7 @@ def test_the_end_shows_accepted_and_rejected_questions_with_why_and_where_the_an
         assert one.reason in finished.out and one.evidence
 
 
-def test_without_a_pair_only_the_reasons_are_left_and_shown(
-    finished: Run, config: DictConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_pair_only_the_reasons_are_left_and_shown(finished, config, capsys):
     config.gates.integrity = True
     with pytest.raises(DataError, match=r"no pair was accepted from 12 prompts.*rejects\.jsonl"):
         judge_again(config, finished)
@@ -518,7 +488,7 @@ def test_without_a_pair_only_the_reasons_are_left_and_shown(
     assert "accepted: none" in out and "integrity: " in out.partition("rejected")[2]
 
 
-def test_a_row_says_where_it_comes_from(finished: Run, speaking_model: Path) -> None:
+def test_a_row_says_where_it_comes_from(finished, speaking_model):
     by_seed = {record["seed"]: record for record in records_in(finished.folder / "samples.jsonl")}
     for row in pq.read_table(finished.folder / "train.parquet").to_pylist():
         metadata, info = row["metadata"], row["extra_info"]
@@ -544,18 +514,14 @@ def judge_again(config: DictConfig, finished: Run, shuffled: bool = False) -> Pa
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["as they came", "in another order"])
-def test_the_same_samples_give_the_same_bytes_without_any_service(
-    finished: Run, config: DictConfig, shuffled: bool
-) -> None:
+def test_the_same_samples_give_the_same_bytes_without_any_service(finished, config, shuffled):
     folder = judge_again(config, finished, shuffled)
     for name in FILES:
         assert (folder / name).read_bytes() == (finished.folder / name).read_bytes(), name
     assert not (folder / "logs").exists()
 
 
-def test_what_the_solver_reads_is_announced_before_the_result(
-    finished: Run, config: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_solver_reads_is_announced_before_the_result(finished, config, tmp_path, monkeypatch):
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
     judge_again(config, finished)
     lines = (tmp_path / "announced.jsonl").read_text().splitlines()
@@ -563,13 +529,13 @@ def test_what_the_solver_reads_is_announced_before_the_result(
     assert announced == ["train.parquet", "val.parquet", "rejects.jsonl", "report.json", "result.json"]
 
 
-def test_fewer_samples_can_be_judged_later(finished: Run, config: DictConfig) -> None:
+def test_fewer_samples_can_be_judged_later(finished, config):
     config.samples = 2
     report = json.loads((judge_again(config, finished) / "report.json").read_text())
     assert (report["samples"], report["missing_samples"]) == (24, 0)
 
 
-def test_a_selection_that_fails_leaves_nothing_of_the_one_before(finished: Run, config: DictConfig) -> None:
+def test_a_selection_that_fails_leaves_nothing_of_the_one_before(finished, config):
     folder = judge_again(config, finished)
     config.gates.integrity = True
     with pytest.raises(DataError, match="no pair was accepted"):
@@ -577,9 +543,7 @@ def test_a_selection_that_fails_leaves_nothing_of_the_one_before(finished: Run, 
     assert not any((folder / name).exists() for name in ("train.parquet", "val.parquet", "result.json"))
 
 
-def test_questions_of_a_benchmark_file_are_kept_out(
-    finished: Run, config: DictConfig, tmp_path: Path
-) -> None:
+def test_questions_of_a_benchmark_file_are_kept_out(finished, config, tmp_path):
     chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell"}
     (tmp_path / "chains.jsonl").write_text(json.dumps(chain) + "\n")
     config.gates.benchmarks = [str(tmp_path / "chains.jsonl")]
@@ -588,7 +552,7 @@ def test_questions_of_a_benchmark_file_are_kept_out(
     assert "contamination: " in (Path(config.run.dir) / "rejects.jsonl").read_text()
 
 
-def test_near_duplicates_are_found_by_the_runs_embedder(finished: Run, config: DictConfig) -> None:
+def test_near_duplicates_are_found_by_the_runs_embedder(finished, config):
     config.gates.near_duplicates, config.gates.near_duplicate_cosine = True, 0.99
     folder = judge_again(config, finished)
     # The model knows one question, which a draw may garble; a single pair leaves none to validate on.
@@ -599,9 +563,7 @@ def test_near_duplicates_are_found_by_the_runs_embedder(finished: Run, config: D
     assert report["gates"]["near_duplicates"]["refused"] > 0
 
 
-def test_the_solver_is_asked_with_what_the_challenger_read_and_once(
-    config: DictConfig, tokenizer: Any, start_peer: StartPeer, tmp_path: Path
-) -> None:
+def test_the_solver_is_asked_with_what_the_challenger_read_and_once(config, tokenizer, start_peer, tmp_path):
     right, wrong = pair(answer="Tesk"), pair("Which sea is it?", "Galmir", search(), index=1, hop=2)
 
     def reads(request: dict[str, Any]) -> dict[str, Any]:
@@ -623,7 +585,7 @@ def test_the_solver_is_asked_with_what_the_challenger_read_and_once(
     assert "rerun to ask" in (found[2, 0] or "")
 
 
-def test_only_pairs_that_pass_the_other_gates_are_asked() -> None:
+def test_only_pairs_that_pass_the_other_gates_are_asked():
     gates = Gates(GateSettings(near_duplicates=False))
     good, bad = record(last_turn()), record(last_turn("Drosken lies there."), sample=1)
     assert [each.sample for each in passing_pairs([bad, good], [prompt()], gates)] == [0]
@@ -649,15 +611,13 @@ def test_pairs_that_the_served_solver_reads_otherwise_are_refused_and_its_answer
     assert report["open_book"]["tokens_in"] > 0
 
 
-def test_samples_of_other_work_are_not_mixed_in(finished: Run, config: DictConfig) -> None:
+def test_samples_of_other_work_are_not_mixed_in(finished, config):
     config.data.seed = 7
     with pytest.raises(DataError, match=r"other work: data\.seed was 42 and is 7"):
         judge_again(config, finished)
 
 
-def test_a_report_without_a_benchmark_says_so_where_contamination_is_counted(
-    config: DictConfig, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_without_a_benchmark_says_so_where_contamination_is_counted(config, capsys):
     rows = rows_of(config, 1)
     report = synthesis_report(rows, [], select({}, rows, Gates(GateSettings(near_duplicates=False))), 5)
     assert report["gates"]["contamination"] == {"judged": 0, "refused": 0, "note": "no benchmark given"}
@@ -665,9 +625,7 @@ def test_a_report_without_a_benchmark_says_so_where_contamination_is_counted(
     assert re.search(r"contamination +0 +0 +no benchmark given", capsys.readouterr().out)
 
 
-def test_a_prompts_file_of_another_project_is_refused_naming_what_its_rows_lack(
-    config: DictConfig, tmp_path: Path
-) -> None:
+def test_a_prompts_file_of_another_project_is_refused_naming_what_its_rows_lack(config, tmp_path):
     table = pq.read_table(config.data.train_files)
     place = table.schema.get_field_index("extra_info")
     bare = pa.array([{"index": index, "split": "train"} for index in range(len(table))])
@@ -677,7 +635,7 @@ def test_a_prompts_file_of_another_project_is_refused_naming_what_its_rows_lack(
         run_synthesize(config)
 
 
-def test_a_report_counts_the_samples_that_services_have_spoiled(config: DictConfig) -> None:
+def test_a_report_counts_the_samples_that_services_have_spoiled(config):
     rows = rows_of(config, 3)
     record = {"tokens_in": 5, "tokens_out": 2, "latency_s": 1.5}
     records = [{"prompt_index": rows[0]["extra_info"]["index"], "sample": n, **record} for n in range(5)]

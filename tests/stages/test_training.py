@@ -58,9 +58,7 @@ def log(folder: Path, attempt: int, *lines: tuple[int, dict[str, Any]], torn: st
     ],
     ids=["new", "validated", "killed before it", "not due", "finished", "finished but for it"],
 )
-def test_a_start_validates_what_the_last_one_did_not_come_to(
-    tmp_path: Path, saved: int, validated: list[int], before: bool, alone: bool
-) -> None:
+def test_a_start_validates_what_the_last_one_did_not_come_to(tmp_path, saved, validated, before, alone):
     if saved:
         (tmp_path / TRACKER).write_text(str(saved))
     log(tmp_path, 1, *((step, VALIDATED) for step in validated))
@@ -70,20 +68,20 @@ def test_a_start_validates_what_the_last_one_did_not_come_to(
     assert (config.trainer.val_before_train, config.trainer.val_only) == (before, alone)
 
 
-def test_a_step_that_was_run_again_counts_as_it_went_last(tmp_path: Path) -> None:
+def test_a_step_that_was_run_again_counts_as_it_went_last(tmp_path):
     log(tmp_path, 1, (1, TRAINED), (2, TRAINED), torn='{"step": 3, "da')
     log(tmp_path, 2, (2, TRAINED | {"perf/total_num_tokens": 7}))
     steps = read_metrics(tmp_path)
     assert list(steps) == [1, 2] and steps[2]["perf/total_num_tokens"] == 7
 
 
-def test_a_step_that_was_run_again_has_cost_its_tokens_again(tmp_path: Path) -> None:
+def test_a_step_that_was_run_again_has_cost_its_tokens_again(tmp_path):
     log(tmp_path, 1, (1, TRAINED), (2, TRAINED))
     log(tmp_path, 2, (2, TRAINED | {"perf/total_num_tokens": 7}))
     assert spent_tokens(tmp_path) == 207
 
 
-def test_a_validation_at_the_start_adds_to_its_step_and_is_no_step_of_training(tmp_path: Path) -> None:
+def test_a_validation_at_the_start_adds_to_its_step_and_is_no_step_of_training(tmp_path):
     log(tmp_path, 1, (0, VALIDATED), (1, TRAINED), (2, TRAINED))
     log(tmp_path, 2, (2, VALIDATED | {"drzero/val/em": 1.0}))
     steps = read_metrics(tmp_path)
@@ -93,7 +91,7 @@ def test_a_validation_at_the_start_adds_to_its_step_and_is_no_step_of_training(t
     assert (figures["validation_exact_match_first"], figures["validation_exact_match_last"]) == (0.5, 1.0)
 
 
-def test_figures_without_data_are_left_out_and_others_are_means_over_rows() -> None:
+def test_figures_without_data_are_left_out_and_others_are_means_over_rows():
     failed = {"drzero/val/rows": 0.0, "drzero/val/failed": 7.0}
     figures = summarise({0: VALIDATED, 2: TRAINED | failed}, "grpo")
     assert (figures["validation_exact_match_last"], figures["validation_failed"]) == (0.5, 8)
@@ -102,10 +100,7 @@ def test_figures_without_data_are_left_out_and_others_are_means_over_rows() -> N
     figures = {name: step for name, step in summarise(steps, "grpo").items() if name.endswith("_from_step")}
     assert figures == {"collapse_entropy_from_step": 5, "collapse_zero_variance_from_step": 7}
     won, reward = "drzero/reward/part/won", "drzero/reward/score"
-    steps = {
-        1: TRAINED | {reward: 1.0, won: 1.0},
-        2: TRAINED | {reward: 0.5, "drzero/rollout/rows": 12.0},
-    }
+    steps = {1: TRAINED | {reward: 1.0, won: 1.0}, 2: TRAINED | {reward: 0.5, "drzero/rollout/rows": 12.0}}
     figures = summarise(steps, "environment")
     assert (figures["reward"], figures["part_won"]) == (0.625, 1.0)
     one_hop = TRAINED | {"drzero/reward/score": 0.5, "drzero/rollout/rows_multi_hop": 0.0}
@@ -118,16 +113,12 @@ def test_figures_without_data_are_left_out_and_others_are_means_over_rows() -> N
     [({1: TRAINED}, None), ({1: TRAINED, 2: JUDGED}, 0), ({1: JUDGED | ALARMED, 2: JUDGED}, 1)],
     ids=["no whole window", "none", "one"],
 )
-def test_no_alarms_are_reported_for_a_run_too_short_to_judge(
-    steps: dict[int, dict[str, Any]], expected: int | None
-) -> None:
+def test_no_alarms_are_reported_for_a_run_too_short_to_judge(steps, expected):
     assert summarise(steps, "hrpo").get("steps_with_collapse_alarms") == expected
 
 
 @pytest.mark.parametrize(("step", "reported"), [(TRAINED, True), (JUDGED, False)], ids=["short", "judged"])
-def test_the_summary_says_where_alarms_were_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], step: dict[str, Any], reported: bool
-) -> None:
+def test_the_summary_says_where_alarms_were_not_judged(tmp_path, capsys, step, reported):
     log(tmp_path, 1, (1, step))
     run = {"dir": str(tmp_path), "name": "short", "export_dir": str(tmp_path / "export")}
     print_summary(OmegaConf.create({"run": run, "method": "hrpo"}))
@@ -143,8 +134,8 @@ def dumped(question: str, answer: str, k: int | None, hop: int = 1) -> dict[str,
 
 
 def test_a_challengers_run_ends_with_questions_that_earned_their_difficulty_and_others_that_did_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+    tmp_path, capsys
+):
     log(tmp_path, 1, (1, TRAINED))
     lines = [
         dumped("Where has Porlom Works its seat?", "Vizmam", 2),
@@ -174,13 +165,7 @@ def test_a_challengers_run_ends_with_questions_that_earned_their_difficulty_and_
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 @pytest.mark.parametrize("method", COLUMNS)
-def test_the_summary_has_every_heading_whole_at_any_width(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    method: str,
-    width: int,
-) -> None:
+def test_the_summary_has_every_heading_whole_at_any_width(tmp_path, capsys, monkeypatch, method, width):
     monkeypatch.setenv("COLUMNS", str(width))
     figures = {"drzero/val/rows": 8.0} | dict.fromkeys(COLUMNS[method].values(), 0.123456)
     log(tmp_path, 1, (1, TRAINED | figures), (200, TRAINED | figures))
@@ -193,12 +178,12 @@ def test_the_summary_has_every_heading_whole_at_any_width(
 
 
 @pytest.mark.parametrize("method", COLUMNS)
-def test_a_run_without_steps_has_figures_all_the_same(method: str) -> None:
+def test_a_run_without_steps_has_figures_all_the_same(method):
     assert summarise({}, method)["steps"] == 0
 
 
 @pytest.fixture(scope="module")
-def composed() -> DictConfig:
+def composed():
     """A challenger's config; composing takes a second."""
     return compose_plain("challenger", ["hardware=cpu", "trainer.total_training_steps=50"])
 
@@ -207,7 +192,7 @@ Configured = Callable[..., DictConfig]
 
 
 @pytest.fixture
-def configured(composed: DictConfig, tmp_path: Path) -> Configured:
+def configured(composed, tmp_path):
     """A challenger's resolved config with a folder of its own, which is there."""
 
     def make(*overrides: str) -> DictConfig:
@@ -219,7 +204,7 @@ def configured(composed: DictConfig, tmp_path: Path) -> Configured:
     return make
 
 
-def test_a_partial_dump_of_a_killed_start_is_removed(configured: Configured) -> None:
+def test_a_partial_dump_of_a_killed_start_is_removed(configured):
     config = configured()
     folder = Path(config.run.dir)
     (folder / "dumps").mkdir()
@@ -246,8 +231,8 @@ def let_the_trainer_leave(note: Note | None, folder: Path, monkeypatch: pytest.M
     ids=["note", "none"],
 )
 def test_a_trainer_that_came_to_no_step_is_out_of_time_only_if_it_said_so(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch, note: Note | None, error: type[Exception]
-) -> None:
+    configured, monkeypatch, note, error
+):
     config = configured()
     folder = Path(config.run.dir)
     let_the_trainer_leave(note, folder, monkeypatch)
@@ -259,8 +244,8 @@ WHY = "collapse alarm [searching]: 0 % of the rollouts of two and more hops sear
 
 
 def test_a_run_that_collapsed_ends_in_one_message_and_so_does_its_rerun_before_anything_starts(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+    configured, monkeypatch, capsys
+):
     config = configured("collapse.policy=stop")
     folder = Path(config.run.dir)
     save(folder, 5)
@@ -279,9 +264,7 @@ def test_a_run_that_collapsed_ends_in_one_message_and_so_does_its_rerun_before_a
     assert (folder / "logs" / EVENTS_FILE).read_text() == starts
 
 
-def test_a_run_whose_stdout_is_closed_is_finished_all_the_same(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_whose_stdout_is_closed_is_finished_all_the_same(configured, monkeypatch):
     config = configured()
     folder = Path(config.run.dir)
     save(folder, 5)
@@ -294,9 +277,7 @@ def test_a_run_whose_stdout_is_closed_is_finished_all_the_same(
     assert (folder / "result.json").is_file()
 
 
-def test_the_summary_of_a_run_that_collapsed_is_below_its_live_view(
-    configured: Configured, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_summary_of_a_run_that_collapsed_is_below_its_live_view(configured, monkeypatch):
     config = configured("collapse.policy=stop")
     save(Path(config.run.dir), 5)
     log(Path(config.run.dir), 1, (5, JUDGED | ALARMED | {f"{ALARM}searching": 1.0}))
@@ -321,13 +302,8 @@ def test_the_summary_of_a_run_that_collapsed_is_below_its_live_view(
     ids=["policy changed", "an earlier checkpoint", "from the start"],
 )
 def test_a_collapsed_run_starts_again_where_that_was_asked_for(
-    configured: Configured,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    overrides: list[str],
-    saved: int,
-    reported: bool,
-) -> None:
+    configured, monkeypatch, capsys, overrides, saved, reported
+):
     config = configured(*overrides)
     folder = Path(config.run.dir)
     save(folder, saved)

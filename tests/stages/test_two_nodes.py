@@ -4,13 +4,11 @@ The second node is killed in the second step; it comes back, and the run resumes
 and learned is then the same, within rounding.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from chaos import beat
-from conftest import Prepared
 from data_order import unbroken_order
 from search_parts import wait_for
 from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, dumped_order, run_stage
@@ -28,18 +26,18 @@ STEPS = 2
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[TwoNodes]:
+def cluster():
     with two_nodes() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpoints(tmp_path_factory):
     return tmp_path_factory.mktemp("checkpoints")
 
 
 @pytest.fixture(scope="module")
-def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> list[str]:
+def arguments(prepared, speaking_model, checkpoints):
     return [
         *prepared.overrides(checkpoints, speaking_model)[:-1],
         *(f"trainer.total_training_steps={STEPS}", "trainer.save_freq=1", "trainer.max_actor_ckpt_to_keep=3"),
@@ -52,7 +50,7 @@ def arguments(prepared: Prepared, speaking_model: Path, checkpoints: Path) -> li
 
 
 @pytest.fixture(scope="module")
-def one(arguments: list[str], checkpoints: Path) -> Run:
+def one(arguments, checkpoints):
     """Both ranks on one machine, in a Ray of the run's own."""
     run = run_stage("challenger", [*arguments, "run.name=one", "machine.gpus=2"], checkpoints / "one")
     assert run.code == 0, run.out[-4000:] + run.err
@@ -60,7 +58,7 @@ def one(arguments: list[str], checkpoints: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def killed(cluster: TwoNodes, arguments: list[str], checkpoints: Path) -> Run:
+def killed(cluster, arguments, checkpoints):
     """A rank on each node; the second node is killed in the second step."""
 
     def kill_in_step_two(watch: Watch) -> None:
@@ -71,7 +69,7 @@ def killed(cluster: TwoNodes, arguments: list[str], checkpoints: Path) -> Run:
 
 
 @pytest.fixture(scope="module")
-def two(killed: Run, cluster: TwoNodes, arguments: list[str], checkpoints: Path) -> Run:
+def two(killed, cluster, arguments, checkpoints):
     """The same, resumed once the node is back."""
     cluster.start_second()
     run = run_stage("challenger", on_two(arguments, cluster), checkpoints / "two")
@@ -84,24 +82,24 @@ def on_two(arguments: list[str], cluster: TwoNodes) -> list[str]:
     return [*arguments, "run.name=two", *nodes]
 
 
-def test_a_run_whose_node_is_killed_stops_and_names_it(killed: Run) -> None:
+def test_a_run_whose_node_is_killed_stops_and_names_it(killed):
     assert killed.code == 1
     assert "node 127.0.0.1 (" in killed.err and "is lost" in killed.err
 
 
-def test_nothing_of_it_is_left_on_the_other_node(killed: Run, cluster: TwoNodes) -> None:
+def test_nothing_of_it_is_left_on_the_other_node(killed, cluster):
     assert_nothing_left(killed)
     assert (
         ask_cluster(cluster.address, "facts", {"marker": "", "salt": "a", "variables": []}).free["gpu"] == 1
     )
 
 
-def test_the_run_resumes_on_the_cluster_once_the_node_is_back(two: Run) -> None:
+def test_the_run_resumes_on_the_cluster_once_the_node_is_back(two):
     assert [line["step"] for line in two.lines("metrics/attempt_001.jsonl")] == [1]
     assert [line["step"] for line in two.lines("metrics/attempt_002.jsonl")] == [2]
 
 
-def test_two_nodes_draw_the_data_in_the_order_of_one(one: Run, two: Run) -> None:
+def test_two_nodes_draw_the_data_in_the_order_of_one(one, two):
     steps = range(1, STEPS + 1)
     assert dumped_order(two, steps) == dumped_order(one, steps) == unbroken_order(one.config, STEPS)
 
@@ -117,7 +115,7 @@ def weights(run: Run, step: int) -> dict[str, torch.Tensor]:
     }
 
 
-def test_two_nodes_learn_what_one_does_within_rounding(one: Run, two: Run) -> None:
+def test_two_nodes_learn_what_one_does_within_rounding(one, two):
     rows = []
     for step in range(1, STEPS + 1):
         a, b = weights(one, step), weights(two, step)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from verl_saves import save
 
 from drzero.ops.process.child import Command
@@ -29,16 +29,16 @@ from verl_ext.telemetry import Phase
 
 
 @pytest.fixture(scope="module")
-def config() -> DictConfig:
+def config():
     return resolve(compose_stage("challenger", ["hardware=cpu", "watchdog.limits.save=1200"]))
 
 
 @pytest.fixture(scope="module")
-def hang() -> DictConfig:
+def hang():
     return resolve(compose_stage("solver", ["hardware=8xh100", "debug=hang"]))
 
 
-def test_the_plan_holds_the_configured_limits_for_every_phase(config: DictConfig, hang: DictConfig) -> None:
+def test_the_plan_holds_the_configured_limits_for_every_phase(config, hang):
     plan = watch_plan(config)
     assert (plan.stall_action, plan.native, plan.patience.cold_start_s, plan.patience.floor_s) == (
         "report",
@@ -53,7 +53,7 @@ def test_the_plan_holds_the_configured_limits_for_every_phase(config: DictConfig
     assert set(config.watchdog.limits) == set(get_args(Phase))
 
 
-def test_services_are_watched_by_real_work_and_not_debugged_by_default(config: DictConfig) -> None:
+def test_services_are_watched_by_real_work_and_not_debugged_by_default(config):
     retrieval, solver = retrieval_spec(config), solver_spec(config)
     assert (retrieval.restarts, solver.restarts) == (3, 0)
     assert retrieval.liveness.url.endswith("/health") and retrieval.liveness.metrics_url
@@ -61,7 +61,7 @@ def test_services_are_watched_by_real_work_and_not_debugged_by_default(config: D
     assert not {"NCCL_DEBUG", "CUDA_LAUNCH_BLOCKING", "RAY_BACKEND_LOG_LEVEL"} & set(process_env(config))
 
 
-def test_debug_hang_makes_every_component_log_more_and_sglang_is_asked_for_a_token(hang: DictConfig) -> None:
+def test_debug_hang_makes_every_component_log_more_and_sglang_is_asked_for_a_token(hang):
     solver = solver_spec(hang)
     assert solver.liveness.url.endswith("/health_generate")
     assert "--enable-metrics" in solver.command
@@ -81,7 +81,7 @@ def test_debug_hang_makes_every_component_log_more_and_sglang_is_asked_for_a_tok
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(tmp_path, monkeypatch):
     """A run's folder; the machine's temporary one is next to it."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
@@ -96,7 +96,7 @@ def dump(environment: Mapping[str, str], rank: int, text: str = "collectives") -
     return path
 
 
-def test_ranks_record_on_the_temporary_disk_and_their_dumps_are_kept_with_the_run(run: Path) -> None:
+def test_ranks_record_on_the_temporary_disk_and_their_dumps_are_kept_with_the_run(run):
     with pytest.raises(RuntimeError), flight_recorder(run) as environment:
         assert environment["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
         assert environment["TORCH_FR_BUFFER_SIZE"] == environment["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
@@ -115,9 +115,7 @@ def watch_recorder(run: Path) -> Path | None:
     return watch_plan(resolve(compose_stage("challenger", overrides))).recorder
 
 
-def test_a_folder_without_fifos_costs_the_pipes_alone(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_fifos_costs_the_pipes_alone(run, monkeypatch, capsys):
     """torch would make one in a thread that catches nothing, and each rank would abort."""
 
     def refuse(*_: Any) -> None:
@@ -132,9 +130,7 @@ def test_a_folder_without_fifos_costs_the_pipes_alone(
     assert (run / "flight" / "rank_3").is_file()
 
 
-def test_the_dumps_of_a_killed_start_are_found_and_kept_by_the_next(
-    run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_dumps_of_a_killed_start_are_found_and_kept_by_the_next(run, capsys):
     killed = flight_recorder(run)
     left = dump(killed.__enter__(), 1)
     run_diagnose([str(run)])
@@ -145,12 +141,12 @@ def test_the_dumps_of_a_killed_start_are_found_and_kept_by_the_next(
     assert f"torchfrtrace {run}/flight -p rank_" in capsys.readouterr().out
 
 
-def test_a_run_without_dumps_is_diagnosed_without_them(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_without_dumps_is_diagnosed_without_them(run, capsys):
     run_diagnose([str(run)])
     assert "torchfrtrace" not in capsys.readouterr().out
 
 
-def test_the_places_where_veRL_waits_are_still_there() -> None:
+def test_the_places_where_veRL_waits_are_still_there():
     """A release that renames them would leave starvation unread."""
     import inspect
 
@@ -165,7 +161,7 @@ def test_the_places_where_veRL_waits_are_still_there() -> None:
 @pytest.mark.parametrize(
     ("removed", "today"), [("flow.patience_s", "watchdog.floor_s"), ("flow.tell_every_s", "flow.log_every_s")]
 )
-def test_a_removed_key_is_refused_with_todays_name(removed: str, today: str) -> None:
+def test_a_removed_key_is_refused_with_todays_name(removed, today):
     with pytest.raises(OverrideError, match=f"is now '{today}'"):
         compose_stage("challenger", ["hardware=cpu", f"{removed}=9"])
 
@@ -193,14 +189,8 @@ def stalled(folder: Path, pattern: str) -> Stalled:
     ],
 )
 def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    action: str,
-    pattern: str,
-    stalls: int,
-    starts: int,
-    raises: bool,
-) -> None:
+    tmp_path, monkeypatch, action, pattern, stalls, starts, raises
+):
     """From the checkpoints that it has saved since, also if it was told to start elsewhere."""
     begun: list[str] = []
     modes: list[str] = []
