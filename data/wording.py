@@ -1,4 +1,7 @@
-"""Whether a text is one clear question, in English words or in any language's punctuation."""
+"""Whether a text is one clear question, in English words or in any language's punctuation.
+
+The patterns are English. docs/languages.md says what holds in other languages.
+"""
 
 import re
 import unicodedata

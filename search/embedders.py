@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,46 @@ class Prefixes(NamedTuple):
 
     query: str
     passage: str
+
+
+class Legibility(NamedTuple):
+    """How a tokenizer reads texts: the share of letters it does not know, and letters to a token.
+
+    The latter counts scripts with spaces, None without any. English has 4, other languages that the model
+    knows 2 and more; 1 is spelling.
+    """
+
+    unknown: float
+    letters: float | None
+
+    @property
+    def fault(self) -> str | None:
+        """What is wrong with it, or None."""
+        if self.unknown >= _UNKNOWN:
+            return f"does not know {self.unknown:.0%} of the letters"
+        if self.letters is not None and self.letters < _SPELT:
+            return "reads the words letter by letter"
+        return None
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether too little is known to tell the texts apart."""
+        return self.unknown >= _HOPELESS
+
+
+_UNKNOWN, _HOPELESS, _SPELT = 0.05, 0.5, 1.4
+SAMPLED = 200
+"""Texts that are enough to judge a corpus by."""
+_READ_CHARACTERS = 4000  # of a text
+_WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "LAO", "MYANMAR", "KHMER")
+OTHER_EMBEDDER = (
+    "name a model for their language, such as retrieval.embedder=intfloat/multilingual-e5-large "
+    "(docs/languages.md)"
+)
+
+
+def _is_spaced(letter: str) -> bool:
+    return letter.isalpha() and not unicodedata.name(letter, "").startswith(_WITHOUT_SPACES)
 
 
 _INSTRUCT = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
@@ -80,11 +121,13 @@ def default_dtype(device: str) -> str:
 
 @dataclass(frozen=True)
 class EmbedderSpec:
-    """A hub id, a folder, or `packaged-minilm`, with torch device (default CUDA) and dtype."""
+    """A hub id, a folder, or `packaged-minilm`, with torch device (default CUDA), dtype and own prefixes."""
 
     name: str = DEFAULT_EMBEDDER
     device: str | None = None
     dtype: str | None = None
+    query_prefix: str | None = None
+    passage_prefix: str | None = None
 
 
 class Embedder:
@@ -100,11 +143,24 @@ class Embedder:
 
     @cached_property
     def prefixes(self) -> Prefixes:
-        """Prefixes from `PREFIX_RULES`, else the model's own prompts."""
+        """The spec's prefixes, else from `PREFIX_RULES`, else the model's own prompts."""
+        query, passage = self.spec.query_prefix, self.spec.passage_prefix
+        if query is None or passage is None:
+            usual = self._usual_prefixes()
+            query = usual.query if query is None else query
+            passage = usual.passage if passage is None else passage
+        return Prefixes(query, passage)
+
+    def _usual_prefixes(self) -> Prefixes:
         for pattern, prefixes in PREFIX_RULES:
             if re.fullmatch(pattern, model_identity(self.name)):
                 return prefixes
-        own = self._model.prompts
+        folder = local_folder(self.name) if "_model" not in self.__dict__ else None
+        written = folder / "config_sentence_transformers.json" if folder else None
+        if written and written.is_file():  # spares loading the weights
+            own = json.loads(written.read_text(encoding="utf-8")).get("prompts") or {}
+        else:
+            own = self._model.prompts
         return Prefixes(own.get("query") or "", own.get("document") or own.get("passage") or "")
 
     @cached_property
@@ -115,10 +171,10 @@ class Embedder:
     @cached_property
     def revision(self) -> str:
         """A hash of the files that determine the vectors, equal in a model folder and in the hub cache."""
-        folder = _local_folder(self.name)
+        folder = local_folder(self.name)
         if folder is None:
             self.load()  # downloads the model into the hub cache
-            folder = _local_folder(self.name)
+            folder = local_folder(self.name)
         if folder is None:
             return "unknown"
         # Weights and settings of modules (pooling, dense). Some copies lack other runtimes' files (onnx).
@@ -165,12 +221,30 @@ class Embedder:
 
     def _own_tokenizer(self) -> Any:
         """The model's tokenizer, without loading the weights where possible."""
-        folder = _local_folder(self.name) if "_model" not in self.__dict__ else None
+        folder = local_folder(self.name) if "_model" not in self.__dict__ else None
         if folder is None or not (folder / "tokenizer.json").is_file():
             return self._model.tokenizer
         from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(str(folder))
+
+    def reads(self, texts: Sequence[str]) -> Legibility:
+        """How the tokenizer reads the letters of these texts. Raises EmbedderError as `plain_tokenizer`."""
+        tokenizer = self.plain_tokenizer()
+        model = json.loads(tokenizer.to_str())["model"]
+        unknown = model.get("unk_id", tokenizer.token_to_id(model.get("unk_token") or ""))
+        letters = lost = spaced = tokens = 0
+        for text in (text[:_READ_CHARACTERS] for text in texts):
+            encoded = tokenizer.encode(text, add_special_tokens=False)
+            letters += sum(map(str.isalpha, text))
+            for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
+                if token == unknown:
+                    lost += sum(map(str.isalpha, text[start:end]))
+                elif any(map(_is_spaced, text[start:end])):
+                    tokens += 1
+            spaced += sum(map(_is_spaced, text))
+        known = spaced * (letters - lost) / letters if letters else 0
+        return Legibility(lost / letters if letters else 0.0, known / tokens if tokens else None)
 
     def load(self) -> None:
         """Load the model now. Raises EmbedderError if it is neither local nor on a reachable hub."""
@@ -214,7 +288,7 @@ class Embedder:
         from transformers.utils import logging
 
         logging.disable_progress_bar()  # the bar for loading weights hides our own lines in a service log
-        folder = _local_folder(self.name) if self.name == PACKAGED_EMBEDDER else None
+        folder = local_folder(self.name) if self.name == PACKAGED_EMBEDDER else None
         device = self.spec.device or get_device_name()
         dtype = getattr(torch, self.spec.dtype or default_dtype(device))
         fault = None if folder or Path(self.name).is_dir() else hub_fault()
@@ -236,7 +310,8 @@ class Embedder:
         return model.to(dtype=dtype).eval()
 
 
-def _local_folder(name: str) -> Path | None:
+def local_folder(name: str) -> Path | None:
+    """The folder of a model that is here, None if it would be downloaded. Raises EmbedderError."""
     if name == PACKAGED_EMBEDDER:
         package = importlib.util.find_spec(PACKAGED_MODULE)
         if package is None or not package.submodule_search_locations:

@@ -145,7 +145,10 @@ async def _serve(
     metrics = Metrics()
     if not (args.embedder or store.info.embedder):
         raise StoreError(f"{store.name!r} records no embedder: name the one that made it with --embedder")
-    spec = EmbedderSpec(args.embedder or store.info.embedder, args.device)
+    info = store.info
+    # The index says what it was embedded with.
+    prefixes = (info.query_prefix, info.passage_prefix) if info.embedder else (None, None)
+    spec = EmbedderSpec(args.embedder or info.embedder, args.device, None, *prefixes)
     async with EncoderPool(spec, args.encoders, args.threads, metrics) as encoders:
         embedder = PooledEmbedder(encoders, asyncio.get_running_loop())
         await asyncio.to_thread(store.check_embedder, cast(Embedder, embedder))

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 from huggingface_hub import try_to_load_from_cache
@@ -17,7 +18,21 @@ from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.model_shape import model_config, shape_of
 from drzero.preflight.tokenizers import token_drift
 from drzero.recipe.errors import CheckError
-from search.embedders import DEFAULT_EMBEDDER, PACKAGED_EMBEDDER, WEIGHT_PATTERNS
+from drzero.recipe.indices import corpus_of
+from search.embedders import (
+    DEFAULT_EMBEDDER,
+    OTHER_EMBEDDER,
+    PACKAGED_EMBEDDER,
+    SAMPLED,
+    WEIGHT_PATTERNS,
+    Embedder,
+    EmbedderError,
+    EmbedderSpec,
+    local_folder,
+)
+from search.sources.corpus import Reading
+from search.sources.document import CorpusError
+from search.sources.hub import is_data_set
 from verl_ext.checkpoints import saved_step
 from verl_ext.method.chat import TURN_END, opened_thinking, render_prompt_ids
 
@@ -175,11 +190,27 @@ def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
             f"retrieval.embedder={name} there"
         )
         yield warning("retrieval.embedder", why, fix)
-    if name == PACKAGED_EMBEDDER or Path(name).is_dir():
-        return
-    if not HUB_ID.fullmatch(name):
+    if ctx.stage in ("prepare_data", "preview") and ctx.config.source is not None:
+        yield from _language(ctx, name)
+    if not (name == PACKAGED_EMBEDDER or Path(name).is_dir() or HUB_ID.fullmatch(name)):
         fix = f"name one, such as intfloat/e5-base-v2, or {PACKAGED_EMBEDDER}"
         yield error("retrieval.embedder", f"{name!r} is neither a folder nor a hub id", fix)
+
+
+def _language(ctx: CheckContext, name: str) -> Iterator[Finding]:
+    """An embedder that is here must know the language of the source's first documents."""
+    folder = local_folder(name)
+    if folder is None or not (folder / "tokenizer.json").is_file() or is_data_set(ctx.config.source):
+        return
+    try:
+        texts = [document.text for _, document in islice(corpus_of(ctx.config).read(Reading()), SAMPLED)]
+        reading = Embedder(EmbedderSpec(name)).reads(texts)
+    except (OSError, CorpusError, EmbedderError):  # other checks, or the stage, report them with their place
+        return
+    if reading.fault:
+        why = f"{name} {reading.fault} of the first {len(texts)} documents of {ctx.config.source}"
+        finding = error if reading.is_hopeless else warning
+        yield finding("retrieval.embedder", f"{why}, so searches will not find them", OTHER_EMBEDDER)
 
 
 def check_hub(ctx: CheckContext) -> Iterator[Finding]:

@@ -12,6 +12,8 @@ from search.chroma.location import ChromaPlace, Quota
 from search.chroma.sharded_store import chroma_index
 from search.indexing.collection import Collection
 from search.indexing.shards import Shards, chroma_target
+from search.sources.corpus import Corpus
+from search.sources.document import Fields
 from search.stored_index import Index
 
 if TYPE_CHECKING:
@@ -46,3 +48,9 @@ def target_of(config: DictConfig) -> "Collection | FaissFolder | Shards":
     from search.indexing.faiss_folder import FaissFolder
 
     return FaissFolder(Path(config.faiss.path).resolve(), indexing.kind)
+
+
+def corpus_of(config: DictConfig) -> Corpus:
+    """The configured source, to be indexed."""
+    fields = Fields(config.fields.text, config.fields.title, config.fields.id)
+    return Corpus(config.source, config.source_collection, fields, config.on_bad)

@@ -37,7 +37,7 @@ from drzero.preflight.inputs import question_fields
 from drzero.preflight.machine import declared_machine
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve
-from drzero.recipe.indices import index_of, target_of
+from drzero.recipe.indices import corpus_of, index_of, target_of
 from search.chroma.sharded_store import ChromaIndex
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
@@ -45,7 +45,6 @@ from search.indexing.build import BuildOptions, IndexReport
 from search.indexing.chunking import Chunking, document_of
 from search.indexing.shards import build
 from search.sources.corpus import Corpus
-from search.sources.document import Fields
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
@@ -66,7 +65,7 @@ def embed_corpus(config: DictConfig) -> None:
     """Embed the source for an index that another run writes. Raises as `prepare_data`."""
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
-    embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
+    embedder = _embedder_of(config)
     _build_index(config, corpus_of(config), embedder, embed_only=True)
 
 
@@ -81,7 +80,7 @@ def prepare_data(
     require_time("prepare-data", _LEAST_S)
     config = resolve(config)
     held_out = held_out_documents(config.hold_out, question_fields(config))
-    embedder = EmbedderSpec(config.retrieval.embedder, config.indexing.device)
+    embedder = _embedder_of(config)
     index = None
     if corpus is None and config.source is not None:
         corpus = corpus_of(config)
@@ -199,10 +198,10 @@ def _build_index(
     return report
 
 
-def corpus_of(config: DictConfig) -> Corpus:
-    """The configured source, to be indexed."""
-    fields = Fields(config.fields.text, config.fields.title, config.fields.id)
-    return Corpus(config.source, config.source_collection, fields, config.on_bad)
+def _embedder_of(config: DictConfig) -> EmbedderSpec:
+    indexing = config.indexing
+    own = (indexing.query_prefix, indexing.passage_prefix)
+    return EmbedderSpec(config.retrieval.embedder, indexing.device, None, *own)
 
 
 def _announce_index(config: DictConfig) -> None:

@@ -31,6 +31,7 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.inputs import gate_questions
 from drzero.recipe.fingerprint import fingerprint, fingerprint_index
+from drzero.recipe.indices import corpus_of
 from drzero.stages.conversations import (
     Failed,
     check_failed_share,
@@ -40,7 +41,7 @@ from drzero.stages.conversations import (
     with_services,
 )
 from drzero.stages.models import StageModel, chat_model, own_model, requests_report
-from drzero.stages.prepare_data import corpus_of, prepare_data
+from drzero.stages.prepare_data import prepare_data
 from drzero.stages.preview_report import preview_report, print_preview, question_rows
 from drzero.stages.preview_sample import sample_corpus
 from drzero.stages.result import FOUND, REPORT, RESULT, SAMPLES, write_result

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from drzero.ops.files import recover, sole_writer, work_folder
 from search.chroma.store import BEING_WRITTEN
-from search.embedders import Embedder, EmbedderSpec
+from search.embedders import OTHER_EMBEDDER, SAMPLED, Embedder, EmbedderError, EmbedderSpec
 from search.errors import StoreError
 from search.indexing.chunking import Chunk, Chunker, Chunking
 from search.indexing.collection import (
@@ -75,7 +75,8 @@ class IndexReport:
         info, changes = self.info, self.changes
         parts = [
             f"{info.documents} documents in {info.chunks} chunks, {info.embedder} "
-            f"({info.dimension} dimensions), version {info.version[:12]}, {self.seconds:.1f} s"
+            f"({info.dimension} dimensions, {_prefixes(info)}), version {info.version[:12]}, "
+            f"{self.seconds:.1f} s"
         ]
         if not self.built:
             parts.append("exists with the same content and embedder: left unchanged")
@@ -91,6 +92,12 @@ class IndexReport:
         if not self.is_written:
             parts.append("embedded and not written: a run without embed_only writes the index")
         return "; ".join(parts)
+
+
+def _prefixes(info: CollectionInfo) -> str:
+    if not (info.query_prefix or info.passage_prefix):
+        return "no prefixes"
+    return f"prefixes {info.query_prefix!r} and {info.passage_prefix!r}"
 
 
 @contextmanager
@@ -185,8 +192,6 @@ class Build:
             info = CollectionInfo(
                 **settings,
                 dimension=encoder.dimension,
-                query_prefix=encoder.prefixes.query,
-                passage_prefix=encoder.prefixes.passage,
                 documents=surveyed.documents,
                 chunks=chunks + journal.kept_chunk_count(),
                 version=version,
@@ -194,6 +199,8 @@ class Build:
                 draws=self.target.draws if changes is None else (existing or {}).get("draws", 0),
             )
             missing = chunks - resumed - known
+            if missing:
+                self._require_legible(journal)
             # An earlier run may have embedded on another machine, with more room.
             if self.options.judge and (missing or resumed):
                 self.options.judge(self._planned(journal, info, folder / JOURNAL))
@@ -266,6 +273,15 @@ class Build:
             for _ in range(0, count, SPLIT_DOCUMENTS):
                 journal.add_chunks(split(islice(documents, SPLIT_DOCUMENTS)))
 
+    def _require_legible(self, journal: IndexJournal) -> None:
+        """Raise EmbedderError for texts in a language that the embedder does not know."""
+        reading = self.encoder.reads(journal.some_texts(SAMPLED))
+        if reading.is_hopeless:
+            raise EmbedderError(
+                f"the embedder {self.encoder.name} {reading.fault} of a sample of {self.corpus.source} and "
+                f"cannot tell its documents apart: {OTHER_EMBEDDER}"
+            )
+
     def _planned(self, journal: IndexJournal, info: CollectionInfo, path: Path) -> Planned:
         """Return the work ahead and the index's size, assuming that kept chunks are as long."""
         chunks = journal.chunk_count()
@@ -292,6 +308,8 @@ def as_settings(encoder: Embedder, chunking: Chunking) -> dict[str, Any]:
     return {
         "embedder": encoder.name,
         "revision": encoder.revision,
+        "query_prefix": encoder.prefixes.query,
+        "passage_prefix": encoder.prefixes.passage,
         "chunk_tokens": chunking.tokens,
         "chunk_overlap": chunking.overlap,
         "schema_version": SCHEMA_VERSION,

@@ -37,7 +37,10 @@ from search.indexing.journal import PROGRESS, IndexJournal, JournalRow
 from search.indexing.size import IndexSize
 from search.stored_index import DATABASE_FILE, CollectionInfo
 
-SETTINGS = ("embedder", "revision", "chunk_tokens", "chunk_overlap", "schema_version")
+SETTINGS = (
+    *("embedder", "revision", "query_prefix", "passage_prefix"),
+    *("chunk_tokens", "chunk_overlap", "schema_version"),
+)
 """Metadata that chunks and vectors depend on, besides the documents."""
 FOLDER_PAGE = 1000  # Records per call. A folder accepts 5,461, a server what its quota says.
 

@@ -322,6 +322,12 @@ class IndexJournal:
         ).fetchone()
         return every, missing
 
+    def some_texts(self, count: int) -> list[str]:
+        """Return the texts of some chunks, spread over all."""
+        step = max(self.chunk_count() // count, 1)
+        found = self._db.execute("SELECT text FROM chunks WHERE number % ? = 0 LIMIT ?", (step, count))
+        return [text for (text,) in found]
+
     def unembedded(self, unit: int) -> list[JournalRow]:
         """Return a unit's chunks without vectors."""
         found = self._db.execute(

@@ -51,11 +51,11 @@ QUESTIONS = {
 }
 
 
-def build_collection(folder: Path) -> Path:
+def build_collection(folder: Path, spec: EmbedderSpec = SPEC) -> Path:
     """Index the passages, and return the Chroma folder."""
     records = (json.dumps({"title": title, "text": text}) for title, text in PASSAGES.items())
     (folder / "corpus.jsonl").write_text("\n".join(records))
-    build_index(folder / "corpus.jsonl", folder / "chroma", COLLECTION, SPEC)
+    build_index(folder / "corpus.jsonl", folder / "chroma", COLLECTION, spec)
     return folder / "chroma"
 
 

@@ -7,7 +7,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Pooling, Transformer
 from transformers import AutoTokenizer, BertConfig, BertModel
 
-from search.embedders import PACKAGED_EMBEDDER, EmbedderSpec, _local_folder
+from search.embedders import PACKAGED_EMBEDDER, EmbedderSpec, local_folder
 
 MAX_TOKENS = 128
 
@@ -16,7 +16,7 @@ def save_tiny_embedder(folder: Path, seed: int = 0) -> EmbedderSpec:
     """Write a random model of 32 dimensions that reads 128 tokens to `folder`, and return its spec."""
     torch.manual_seed(seed)
     bare = folder.with_name(f"{folder.name}-bare")
-    tokenizer = AutoTokenizer.from_pretrained(_local_folder(PACKAGED_EMBEDDER))
+    tokenizer = AutoTokenizer.from_pretrained(local_folder(PACKAGED_EMBEDDER))
     tokenizer.save_pretrained(bare)
     config = BertConfig(
         vocab_size=len(tokenizer),

@@ -132,6 +132,38 @@ def test_an_interrupted_download_is_no_model(
     assert ("Qwen/Qwen3-8B" in why) == (fault is not None) and (fault or "org/embedder") in why
 
 
+@pytest.mark.parametrize(
+    ("text", "severity", "why"),
+    [
+        (
+            "የሥነ ፈለክ ምርምር ተቋሙ በ1904 ተመሠረተ።",
+            "error",
+            "100% of the letters of the first 2 documents",
+        ),
+        ("Обсерватория была основана в 1904 году.", "warning", "reads the words letter by letter"),
+        ("Die Sternwarte wurde 1904 gegründet.", None, ""),
+    ],
+)
+@pytest.mark.parametrize("stage", ["prepare-data", "preview"])
+def test_an_embedder_that_cannot_read_the_source_is_named_before_anything_is_indexed(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    stage: str,
+    text: str,
+    severity: str | None,
+    why: str,
+) -> None:
+    lines = (json.dumps({"id": str(n), "text": text}) for n in range(2))
+    (tmp_path / "source.jsonl").write_text("\n".join(lines))
+    source = [f"source={tmp_path / 'source.jsonl'}", f"paths.corpus={tmp_path}", "hardware=cpu"]
+    words = [*source, "retrieval.embedder=packaged-minilm", "endpoint=http://127.0.0.1:9/v1", "--json"]
+    main(["preflight", stage, *(words if stage == "preview" else [*words[:4], "--json"])])
+    (report,) = json.loads(capsys.readouterr().out)
+    found = [f for f in report["findings"] if "letter" in f["why"]]
+    assert [f["severity"] for f in found] == ([severity] if severity else [])
+    assert all(why in f["why"] and "docs/languages.md" in f["fix"] for f in found)
+
+
 def test_json_says_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared) -> None:
     faults = ["run.min_free_gb=1000000", "chroma.collection=papers"]
     (report,) = json.loads(judged(capsys, 2, "challenger", *overrides(prepared, tmp_path), *faults, "--json"))

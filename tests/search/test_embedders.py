@@ -40,7 +40,7 @@ def packaged() -> Embedder:
 def made_model(folder: Path, pooling: str, *, include_prompt: bool = True, dense: bool = False) -> Path:
     """A random two-layer model with the packaged tokenizer, and a prompt for queries."""
     torch.manual_seed(0)
-    packaged = embedders._local_folder(PACKAGED_EMBEDDER)
+    packaged = embedders.local_folder(PACKAGED_EMBEDDER)
     config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
     source = folder / "bert"
     BertModel(config).save_pretrained(source)
@@ -77,6 +77,39 @@ def test_the_standard_embedders_have_the_prefixes_of_their_cards(name: str, pref
     assert Embedder(EmbedderSpec(name)).prefixes == prefixes
 
 
+@pytest.mark.parametrize(
+    ("own", "prefixes"),
+    [
+        ({}, Prefixes("query: ", "passage: ")),
+        ({"query_prefix": "ask: "}, Prefixes("ask: ", "passage: ")),
+        ({"query_prefix": "", "passage_prefix": ""}, Prefixes("", "")),
+    ],
+)
+def test_the_specs_own_prefixes_win(own: dict[str, str], prefixes: Prefixes) -> None:
+    assert Embedder(EmbedderSpec("intfloat/e5-large-v2", **own)).prefixes == prefixes
+
+
+READ = {
+    "Die Sternwarte wurde 1904 von der Astronomin Anna Vell gegründet.": None,
+    "Hvězdárnu založila v roce 1904 astronomka, která studovala v Leidenu.": None,
+    "f(x) = [i**2 for i in range(10)] # ∑ ≤ → 1904": None,
+    "1904, 1905, 1906": None,
+    "": None,
+    "Обсерватория была основана в 1904 году.": "reads the words letter by letter",
+    "Το αστεροσκοπείο ιδρύθηκε το 1904.": "reads the words letter by letter",
+    "تأسس المرصد عام 1904 على يد عالمة الفلك.": "reads the words letter by letter",
+    "የሥነ ፈለክ ምርምር ተቋሙ በ1904 ተመሠረተ።": "does not know 100% of the letters",
+    "หอดูดาวก่อตั้งขึ้นในปี 1904 โดยนักดาราศาสตร์": "does not know 100% of the letters",
+    "天文台は1904年に天文学者アンナ・ヴェルによって設立された。": "does not know 12% of the letters",
+}
+
+
+@pytest.mark.parametrize(("text", "fault"), READ.items())
+def test_what_the_tokenizer_cannot_read_is_measured(packaged: Embedder, text: str, fault: str | None) -> None:
+    reading = packaged.reads([text])
+    assert reading.fault == fault and reading.is_hopeless == ("100%" in (fault or ""))
+
+
 def test_an_e5_model_sees_its_prefixes_before_the_text(tmp_path: Path) -> None:
     made = made_model(tmp_path, "mean").rename(tmp_path / "e5-small-v2")
     embedder, model = Embedder(EmbedderSpec(str(made), "cpu")), SentenceTransformer(str(made), device="cpu")
@@ -109,7 +142,7 @@ def test_texts_beyond_one_batch_are_returned_in_order(
 
 
 def test_the_packaged_model_gives_the_library_s_vectors(packaged: Embedder) -> None:
-    model = SentenceTransformer(str(embedders._local_folder(PACKAGED_EMBEDDER)), device="cpu")
+    model = SentenceTransformer(str(embedders.local_folder(PACKAGED_EMBEDDER)), device="cpu")
     np.testing.assert_allclose(packaged.encode_queries(TEXTS), encoded(model, TEXTS, ""), atol=1e-5)
 
 

@@ -4,6 +4,7 @@ import json
 import sqlite3
 import tempfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,27 @@ def test_version_changes_with_any_text(tmp_path: Path) -> None:
     changed = [*RECORDS[:2], {**RECORDS[2], "text": "Somebody knows."}]
     first, second = (write_jsonl(tmp_path / f"{n}.jsonl", r) for n, r in enumerate((RECORDS, changed)))
     assert survey(Corpus(first)).version != survey(Corpus(second)).version
+
+
+def test_texts_that_the_embedder_cannot_read_are_refused_before_they_are_embedded(tmp_path: Path) -> None:
+    source = tmp_path / "am.jsonl"
+    source.write_text('{"id": "1", "text": "የሥነ ፈለክ ምርምር ተቋሙ በ1904 ተመሠረተ።"}')
+    with pytest.raises(EmbedderError, match=r"does not know 100% of the letters .* \(docs/languages\.md\)"):
+        build_index(source, tmp_path / "chroma", "wiki", SPEC)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_prefixes_are_told_and_kept_and_others_need_replace(tmp_path: Path) -> None:
+    source = tmp_path / "one.jsonl"
+    source.write_text('{"id": "1", "text": "Orrin is a town on the river Vell."}')
+    own = replace(SPEC, query_prefix="ask: ", passage_prefix="text: ")
+    report = build_index(source, tmp_path / "chroma", "wiki", own)
+    assert "(384 dimensions, prefixes 'ask: ' and 'text: ')" in str(report)
+    with pytest.raises(StoreError, match="another embedder or chunk size"):
+        build_index(source, tmp_path / "chroma", "wiki", SPEC)
+    assert "left unchanged" in str(build_index(source, tmp_path / "chroma", "wiki", own))
+    again = build_index(source, tmp_path / "chroma", "wiki", SPEC, replace=True)
+    assert "(384 dimensions, no prefixes)" in str(again)
 
 
 def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,15 @@ def http(url: str) -> Iterator[httpx.Client]:
 @pytest.fixture(scope="module")
 def embedder() -> Embedder:
     return Embedder(SPEC)
+
+
+def test_an_index_is_served_with_the_prefixes_it_was_embedded_with(tmp_path: Path) -> None:
+    own = replace(SPEC, query_prefix="ask: ", passage_prefix="text: ")
+    with serving(build_collection(tmp_path, own)) as server:
+        answer = httpx.post(
+            f"{server.url}/retrieve", json={"queries": ["chemist violet dye"]}, trust_env=False
+        )
+    assert answer.json()["result"][0][0]["title"] == "Nara Dunn"
 
 
 # --- the wire format ---

@@ -30,6 +30,7 @@ What counts as a hop: one fact that must be looked up. {hop_rule}
 A good question
 - stands on its own: it names what it is about and never mentions "the document", "the text" or "the passage";
 - has exactly one right answer, and that answer is short: a name, a date, a number, at most five words;
+- is in the language of the document, and so is its answer;
 - does not contain its answer, nor words that give it away;
 - is answered by what is written in the document or in a search result, not by guessing or general knowledge;
 - needs every one of its hops: no single search should reveal the answer if more than one hop is asked for;

@@ -141,6 +141,8 @@ class Indexing:
     embed_only: bool = key(False, "Only embed. The same command without this writes index and prompts.")
     writers: int = key(2, "Shards written in parallel; their memory adds up.", low=1)
     device: str | None = key(None, "Device of the embedding model; null detects CUDA.", pattern=TORCH_DEVICE)
+    query_prefix: str | None = key(None, "Text before each query; null is the model's. The index keeps it.")
+    passage_prefix: str | None = key(None, "The same before each passage.")
 
 
 @dataclass
