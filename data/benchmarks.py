@@ -20,6 +20,7 @@ from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, QuestionRow
 from drzero.ops.hub import hub_fault
 from search.sources.files import SourceFile
 from search.sources.records import READERS, Bad
+from verl_ext.method.answers import lost_in_comparison
 
 HUB_PREFIX = "hf://"
 CHAINS = "chains.jsonl"  # the demo world's questions
@@ -48,6 +49,7 @@ class BenchmarkQuestion:
     targets: tuple[str, ...]  # the accepted answers, at least one
     hop: int | None  # number of facts that the answer needs, if known
     doc_ids: tuple[str, ...] = ()  # the documents with these facts, if known
+    note: str | None = None  # what became of an answer that is no text, or that loses signs in the comparison
 
     @property
     def key(self) -> str:
@@ -153,7 +155,7 @@ def _read(
     for number, record in _records(path, kind, names):
         if isinstance(record, dict) and not isinstance(record, Bad):
             first = first or record
-            row = read_row(record, names)
+            row = read_row(record, names, typed=kind not in (".csv", ".tsv"))
             fault = _fault(row)
         else:
             row, fault = None, record.why if isinstance(record, Bad) else "no object"
@@ -187,7 +189,13 @@ def _question(row: QuestionRow, file: str, title: str, number: int) -> Benchmark
         targets=row.answers,
         hop=row.hop,
         doc_ids=row.documents,
+        note=row.read_as or next(filter(None, map(_compared, row.answers)), None),
     )
+
+
+def _compared(target: str) -> str | None:
+    form = lost_in_comparison(target)
+    return None if form is None else f"{target!r} is compared as {form!r}"
 
 
 def _refusal(
@@ -224,13 +232,22 @@ def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, An
             columns, before = _columns(file.schema_arrow, names), 0
             for batch in file.iter_batches(columns=columns):
                 batch.validate(full=True)  # texts must be UTF-8
-                yield from enumerate(batch.to_pylist(), start=before + 1)
+                yield from enumerate(_in_doubles(batch).to_pylist(), start=before + 1)
                 before += len(batch)
         return
     try:
         yield from READERS[kind][1](path, lambda encoding: None)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}. Correct it; {_ADVICE}") from error
+
+
+def _in_doubles(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Single-precision numbers by their shortest decimals: 3.14, not 3.140000104904175."""
+    for place, field in enumerate(batch.schema):
+        if field.type == pa.float32():
+            doubles = batch.column(place).cast(pa.string()).cast(pa.float64())
+            batch = batch.set_column(place, field.name, doubles)
+    return batch
 
 
 def _columns(schema: pa.Schema, names: FieldNames) -> list[str]:

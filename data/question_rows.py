@@ -4,11 +4,14 @@
 """
 
 import ast
+import calendar
+import datetime
 import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 QUESTION = ("question", "extra_info.question", "query", "problem")
@@ -59,12 +62,16 @@ class QuestionRow:
     hop: int | None
     documents: tuple[str, ...]
     source: str | None  # None without the field, empty if it has no text
+    read_as: str | None  # how the answer was read, if it is no text
 
 
-def read_row(record: Mapping[str, Any], names: FieldNames) -> QuestionRow:
-    """Read one record. The caller judges missing parts."""
+def read_row(record: Mapping[str, Any], names: FieldNames, typed: bool = True) -> QuestionRow:
+    """Read one record, where `typed` is False for a csv. The caller judges missing parts."""
     question = _first(record, (names.question,) if names.question else QUESTION)
-    answers = texts(_first(record, (names.answers,) if names.answers else ANSWERS))
+    found = _first(record, (names.answers,) if names.answers else ANSWERS)
+    value = found if typed else _of_text(found)
+    answers = texts(value)
+    is_same = answers in ((), (str(found),)) or isinstance(value, str | Sequence | Mapping)
     documents = texts(_first(record, (names.documents,) if names.documents else DOCUMENTS))
     own_id = " ".join(texts(_first(record, IDS))[:1])
     return QuestionRow(
@@ -74,6 +81,7 @@ def read_row(record: Mapping[str, Any], names: FieldNames) -> QuestionRow:
         hop=_hop(_first(record, HOP), own_id),
         documents=documents,
         source="".join(texts(find(record, SOURCE))[:1]) if has(record, SOURCE) else None,
+        read_as=None if is_same else f"{found} is read as {' or '.join(answers)}",
     )
 
 
@@ -89,18 +97,25 @@ def has(record: Any, name: str) -> bool:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """Return the texts in a field: a text, a list, a list printed as text, or an object with texts."""
+    """The texts in a field: of a text, a list (maybe printed as text), an object, or another value."""
     if isinstance(value, str):
         if (listed := _listed(value)) is not None:
             return texts(listed)
         return (value.strip(),) if value.strip() else ()
-    if isinstance(value, bool) or value is None:
-        return ()
-    if isinstance(value, int | float):
-        # A column of whole numbers with a gap arrives as 1914.0.
-        if isinstance(value, float) and math.isnan(value):
+    if isinstance(value, bytes):
+        return texts(value.decode(errors="replace"))
+    if isinstance(value, bool):
+        return ("yes", "true") if value else ("no", "false")
+    if isinstance(value, int | float | Decimal):
+        if not isinstance(value, int) and not math.isfinite(value):
             return ()
-        return (str(int(value) if isinstance(value, float) and value.is_integer() else value),)
+        # A column of whole numbers with a gap arrives as 1914.0.
+        whole, point, rest = f"{Decimal(str(value)):f}".partition(".")
+        return (f"{whole}{point}{rest.rstrip('0')}".rstrip("."),)
+    if isinstance(value, datetime.date):
+        return _spelt(value)
+    if isinstance(value, datetime.time):
+        return (value.isoformat("auto" if value.second else "minutes"),)
     if isinstance(value, Mapping):
         value = [find(value, part) for part in _PARTS]
     if isinstance(value, Sequence):
@@ -111,6 +126,23 @@ def texts(value: Any) -> tuple[str, ...]:
 def plain(name: str) -> str:
     """Normalise a field name's case, spaces and hyphens."""
     return re.sub(r"[\s-]+", "_", name.strip()).lower()
+
+
+def _spelt(date: datetime.date) -> tuple[str, ...]:
+    if isinstance(date, datetime.datetime):
+        if date.time() != datetime.time():
+            return (date.isoformat(" ", "auto" if date.second else "minutes"),)
+        date = date.date()
+    month = calendar.month_name[date.month]
+    return date.isoformat(), f"{date.day} {month} {date.year}", f"{month} {date.day}, {date.year}"
+
+
+def _of_text(value: Any) -> Any:
+    """What pandas wrote as True or 1914.0 into a csv."""
+    text = value.strip() if isinstance(value, str) else ""
+    if text in ("True", "False"):
+        return text == "True"
+    return int(text[:-2]) if re.fullmatch(r"-?\d+\.0", text) else value
 
 
 def _first(record: Any, names: Sequence[str]) -> Any:

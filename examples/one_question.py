@@ -33,7 +33,7 @@ from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
 from verl_ext.method.advantages import hop_advantages
-from verl_ext.method.answers import exact_match
+from verl_ext.method.answers import same_answer
 from verl_ext.method.challenger_reward import (
     ATTEMPTS,
     ChallengerScore,
@@ -118,7 +118,7 @@ async def ask(player: Player, document: str, hop: int, seed: int) -> Question:
             *(player.converse(messages, 1000 * seed + i) for i in range(ATTEMPTS))
         )
         solver_answers = [solver_answer(attempt) for attempt in attempts]
-        k = sum(exact_match(given, [answer]) for given in solver_answers)
+        k = sum(same_answer(given, [answer]) for given in solver_answers)
 
     # 4. Reward: r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2, with f the format score.
     return Question(document, rollout, solver_answers, challenger_reward(rollout, document, hop, k=k))

@@ -19,7 +19,7 @@ from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.text import is_loopback
 from drzero.preflight.context import CheckContext
 from drzero.preflight.environment import writable_place
-from drzero.preflight.finding import Finding, error, refusal, warning
+from drzero.preflight.finding import Finding, error, note, refusal, warning
 from drzero.recipe.indices import index_of
 from search.sources.corpus import is_there
 from search.sources.files import KINDS
@@ -27,6 +27,7 @@ from verl_ext.checkpoints import saved_step
 from verl_ext.method.passages import defuse
 
 _SAMPLED = 50
+_NOTES_SHOWN = 3
 _NAME_OTHERS = (
     "Name the files to ask with benchmarks=[…] (in a loop: stages.evaluate.benchmarks=[…], or "
     "evaluations=false for none)"
@@ -207,9 +208,13 @@ def _address(endpoint: str, key: str | None) -> Iterator[Finding]:
         )
 
 
-def check_questions(ctx: CheckContext) -> None:
-    """There must be questions, and they must be about this corpus."""
-    load_questions(ctx.config)
+def check_questions(ctx: CheckContext) -> Iterator[Finding]:
+    """There must be questions, and they must be about this corpus. Notes what becomes of odd answers."""
+    questions = load_questions(ctx.config)
+    if notes := list(dict.fromkeys(question.note for question in questions if question.note)):
+        more = f", and {len(notes) - _NOTES_SHOWN:,} more" if len(notes) > _NOTES_SHOWN else ""
+        why = f"answers lose signs by SQuAD's rules, or are no texts: {'; '.join(notes[:_NOTES_SHOWN])}{more}"
+        yield note("benchmarks", why)
 
 
 def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:

@@ -2,6 +2,8 @@
 
 import json
 from collections import Counter
+from datetime import date, datetime, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -346,12 +348,65 @@ def test_a_quoted_cell_may_have_commas_quotes_and_line_ends(tmp_path: Path) -> N
         ("['Vell' \"Ada's\"]", ("Vell", "Ada's")),
         ("['Vell', \"Ada's\"]", ("Vell", "Ada's")),
         ({"text": ["Vell"], "answer_start": [3]}, ("Vell",)),
-        (True, ()),
+        (True, ("yes", "true")),
+        ([False, "never"], ("no", "false", "never")),
         (float("nan"), ()),
+        (float("inf"), ()),
+        (1e-7, ("0.0000001",)),
+        (Decimal("3.50"), ("3.5",)),
+        (Decimal("1914.00"), ("1914",)),
+        (Decimal("NaN"), ()),
+        (date(1914, 7, 28), ("1914-07-28", "28 July 1914", "July 28, 1914")),
+        (datetime(1914, 7, 28), ("1914-07-28", "28 July 1914", "July 28, 1914")),
+        (datetime(1914, 7, 28, 9, 30), ("1914-07-28 09:30",)),
+        (time(9, 30), ("09:30",)),
+        (b"Vell", ("Vell",)),
     ],
 )
 def test_accepted_answers_are_read_from_whatever_holds_them(answer: Any, targets: tuple[str, ...]) -> None:
     assert read_row({"question": "Who?", "answer": answer}, FieldNames()).answers == targets
+
+
+@pytest.mark.parametrize(
+    ("answer", "targets", "note"),
+    [
+        ("1914.0", ("1914",), "1914.0 is read as 1914"),
+        ("-5.0", ("-5",), "-5.0 is read as -5"),
+        ("True", ("yes", "true"), "True is read as yes or true"),
+        ("C++", ("C++",), "'C++' is compared as 'c'"),
+        ("3.14", ("3.14",), "'3.14' is compared as '314'"),
+        ("The", ("The",), "'The' is compared as 'the'"),
+        ("Vell", ("Vell",), None),
+    ],
+)
+def test_what_becomes_of_an_answer_in_a_csv_is_said(
+    tmp_path: Path, answer: str, targets: tuple[str, ...], note: str | None
+) -> None:
+    (tmp_path / "exam.csv").write_text(f"question,answer\nWhich?,{answer}\n")
+    (question,) = load_benchmark(tmp_path / "exam.csv")
+    assert (question.targets, question.note) == (targets, note)
+
+
+def test_typed_answers_of_a_parquet_are_read_by_their_value(tmp_path: Path) -> None:
+    columns = [
+        pa.array([3.14], pa.float32()),
+        pa.array([True]),
+        pa.array([date(1914, 7, 28)]),
+        pa.array([Decimal("2.50")]),
+        pa.array(["1914.0"]),
+    ]
+    read = []
+    for column in columns:
+        pq.write_table(pa.table({"question": ["Which?"], "answer": column}), tmp_path / "exam.parquet")
+        (question,) = load_benchmark(tmp_path / "exam.parquet")
+        read.append((question.targets[0], question.note))
+    assert read == [
+        ("3.14", "'3.14' is compared as '314'"),
+        ("yes", "True is read as yes or true"),
+        ("1914-07-28", "1914-07-28 is read as 1914-07-28 or 28 July 1914 or July 28, 1914"),
+        ("2.5", "2.50 is read as 2.5"),
+        ("1914.0", "'1914.0' is compared as '19140'"),
+    ]
 
 
 def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:

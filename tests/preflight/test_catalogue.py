@@ -403,3 +403,15 @@ def test_a_template_that_opens_the_thinking_itself_is_noted(world: World, tmp_pa
     report = preflight(config, "evaluate", readings=world.readings)
     assert not report.errors
     assert [one.severity for one in report.findings if repr(opens) in one.why] == ["note"]
+
+
+def test_what_becomes_of_a_benchmarks_answers_is_noted(world: World, tmp_path: Path) -> None:
+    (tmp_path / "exam.csv").write_text(
+        "question,answer\nWhich?,C++\nHow cold?,-5\nTrue?,True\nWhich grade?,A\nWho?,Vell\n"
+    )
+    typed = [f"solver.model_path={world.model}", f"benchmarks=[{tmp_path / 'exam.csv'}]"]
+    report = preflight(world.config("evaluate", ["hardware=cpu"], "short", typed), "evaluate")
+    (why,) = [one.why for one in report.findings if one.key == "benchmarks" and one.severity == "note"]
+    assert why.endswith(
+        "'C++' is compared as 'c'; '-5' is compared as '5'; True is read as yes or true, and 1 more"
+    )

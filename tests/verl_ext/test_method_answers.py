@@ -9,7 +9,9 @@ from verl_ext.method.answers import (
     exact_match,
     extract_last_tag,
     f1,
+    lost_in_comparison,
     normalize_answer,
+    same_answer,
 )
 
 
@@ -38,6 +40,61 @@ def test_exact_match_needs_one_of_the_targets() -> None:
     assert exact_match("the Beatles.", ["Queen", "Beatles"])
     assert not exact_match("Beatles band", ["Queen", "Beatles"])
     assert not exact_match(None, ["", "the"])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "target", "is_right"),
+    [
+        *(("", "The", False), ("!", "the", False), ("a", "The", False), ("The.", "the", True)),
+        *(("a", "A", True), ("an", "A", False), ("", "A", False), ("A", "Oslo", False)),
+        *(("++", "++", True), ("+", "++", False), ("", "?!", False), ("the", "?!", False), ("", "", False)),
+    ],
+)
+def test_an_answer_without_other_words_is_compared_by_those_it_has(
+    prediction: str, target: str, is_right: bool
+) -> None:
+    assert exact_match(prediction, [target]) == is_right == (f1(prediction, [target]) == 1.0)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "target", "official", "by_numbers"),
+    [
+        *(("5", "-5", True, False), ("-5", "−5", False, True), ("-5 °C", "5 °C", True, False)),
+        *(("314", "3.14", True, False), ("3,14", "3.14", True, True), ("3.140", "3.14", False, True)),
+        *(("5", ".5", True, False), ("0.5", ".5", False, True), ("1914", "1914.0", False, True)),
+        *(("19140", "1914.0", True, False), ("1914.", "1914", True, True), ("5,000", "5000", True, True)),
+        *(
+            ("5", "5,000", False, False),
+            ("1.914", "1914", True, True),
+            ("1,234,567.0", "1234567", False, True),
+        ),
+        *(("$5", "5", True, True), ("007", "7", False, False), ("COVID-19", "COVID19", True, True)),
+        *(("1914-1918", "19141918", True, True), ("minus 5", "-5", False, False), ("U.S.", "us", True, True)),
+        *(("C", "C++", True, True), (None, "5", False, False), ("", "5", False, False)),
+    ],
+)
+def test_numbers_are_compared_as_squad_does_or_as_numbers(
+    prediction: str | None, target: str, official: bool, by_numbers: bool
+) -> None:
+    assert (exact_match(prediction, [target]), same_answer(prediction, [target])) == (official, by_numbers)
+
+
+@pytest.mark.parametrize(
+    ("target", "compared"),
+    [
+        *(("C++", "c"), ("3.14", "314"), ("-5", "5"), ("1914-1918", "19141918"), ("AC/DC", "acdc")),
+        *(("The", "the"), ("?!", "?!"), ("50%", "50"), ("1914.0", "19140")),
+        *(("Oslo", None), ("5,000", None), ("U.S.", None), ("O'Neill", None), ("1914", None)),
+    ],
+)
+def test_signs_that_a_comparison_loses_are_known(target: str, compared: str | None) -> None:
+    assert lost_in_comparison(target) == compared
+
+
+@given(st.text(alphabet="0123456789.,-'’ a−", max_size=12), st.text(alphabet="0123456789.,-", max_size=8))
+def test_any_answer_is_the_same_as_itself(text: str, other: str) -> None:
+    assert same_answer(text, [text]) == exact_match(text, [text])
+    assert same_answer(text, [other]) in (True, False)
 
 
 def test_f1_is_the_harmonic_mean_of_precision_and_recall_with_the_best_target() -> None:

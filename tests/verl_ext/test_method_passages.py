@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.method.passages import defuse, format_passages, passages_by_query
+from verl_ext.method.answers import contains_answer
+from verl_ext.method.passages import defuse, format_passages, passages_by_query, shown_passages
 
 passages = st.fixed_dictionaries({"title": st.text(max_size=80), "text": st.text(max_size=3000)})
 result_lists = st.lists(st.lists(passages, max_size=5), min_size=1, max_size=10)
@@ -70,6 +71,35 @@ def test_passages_are_found_again_by_their_queries() -> None:
     found = [[{"title": "A", "text": "of one"}, {"text": "of one too"}], [], [{"title": "B", "text": "of 3"}]]
     queries = ["one", "two", "three"]
     shown = passages_by_query(queries, format_passages(queries, found))
-    passages = [["[1] A: of one", "[2] of one too"], [], ["[3] B: of 3"]]
+    passages = [["A: of one", "of one too"], [], ["B: of 3"]]
     assert shown == list(zip(queries, passages, strict=True))
     assert passages_by_query(["one"], format_passages(["one"], found[:1])) == [shown[0]]
+
+
+LIKE_STRUCTURE = [
+    "* Default:",
+    "No results.",
+    "[2] x",
+    "[2]",
+    "query:",
+    "Query [1]:",
+    "…",
+    "a\u2028[3] b\x85c:",
+]
+shaped = st.sampled_from(LIKE_STRUCTURE) | st.text(max_size=20)
+shaped_queries = st.lists(shaped.filter(lambda query: bool(query.strip())), min_size=1, max_size=4)
+
+
+@given(shaped_queries, st.data())
+def test_no_text_is_taken_for_the_structure_around_it(queries: list[str], data: st.DataObject) -> None:
+    texts = [data.draw(st.lists(shaped, max_size=3)) for _ in queries]
+    found = [[{"title": "", "text": text} for text in each] for each in texts]
+    response = format_passages(queries, found, limit=10_000)
+    plain = [[line for text in each if (line := " ".join(defuse(text).split()))] for each in texts]
+    assert passages_by_query(queries, response) == list(zip(queries, plain, strict=True))
+    assert shown_passages(response) == [line for each in plain for line in each]
+
+
+def test_the_number_of_a_passage_is_no_evidence() -> None:
+    (shown,) = shown_passages(format_passages(["q"], [[passage("Vell", "A river.")]]))
+    assert not contains_answer(shown, "1") and contains_answer(shown, "a river")

@@ -167,6 +167,15 @@ def test_an_answer_in_the_document_counts_for_one_hop_only() -> None:
         ("Who?", "The", "answer_without_words"),
         ("What is Oslo's river?", "Oslo", "answer_in_question"),
         ("Which U.S. state?", "us", "answer_in_question"),
+        ("What did the Osloers build?", "Oslo", None),
+        ("What did the Parisians build?", "Paris", "answer_in_question"),
+        ("Is it in Norway?", "No", None),
+        ("Did it open in 1914?", "1", None),
+        ("What happened in 1914?", "1914", "answer_in_question"),
+        ("Who was born in 11914?", "1914", None),
+        ("What is another name of it?", "Other", None),
+        ("Where do New Yorkers go?", "New York", "answer_in_question"),
+        ("東京都の区は?", "東京", "answer_in_question"),
     ],
 )
 def test_the_fault_of_a_question_is_named(

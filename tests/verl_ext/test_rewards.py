@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from verl_ext.clients.question_score import right_attempts
 from verl_ext.clients.solver_agent import SolverAttempt
+from verl_ext.method.challenger_reward import open_book_fault
 from verl_ext.method.tool_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.rewards import challenger_score, solver_score
@@ -166,6 +167,17 @@ def solved(*turns: Turn) -> dict[str, Any]:
 def test_a_solver_is_scored_by_exact_match(text: str, expected: float) -> None:
     got = solved(Turn(text))
     assert (got["score"], got["filter_score"], got["valid"]) == (expected, expected, True)
+
+
+@pytest.mark.parametrize(("source", "score"), [("search_zero", 0.0), ("searchR1_nq", 1.0)])
+def test_synthesized_pairs_compare_numbers_and_benchmarks_keep_squads_rules(
+    source: str, score: float
+) -> None:
+    said = {"trajectory": Trajectory((Turn("<answer>5</answer>"),)).to_dict()}
+    scored = asyncio.run(solver_score(source, "", {"target": ["-5"]}, said))
+    assert scored["score"] == score
+    assert right_attempts([attempt("314"), attempt("3.14")], "3.14", 2) == 1
+    assert open_book_fault("314", "3.14") and open_book_fault("1914.0", "1914") is None
 
 
 def test_a_solver_that_lost_a_search_is_not_scored_or_filtered() -> None:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
-from verl_ext.method.answers import exact_match
+from verl_ext.method.answers import same_answer
 from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity, open_book_fault
 from verl_ext.method.format_score import hop_fault
 from verl_ext.method.trajectory import Trajectory
@@ -61,7 +61,7 @@ def right_attempts(attempts: Sequence[SolverAttempt], answer: str | None, n: int
     """How many of n attempts gave the challenger's answer. None unless all n finished."""
     if answer is None or len(attempts) < n or not all(attempt.finished for attempt in attempts):
         return None
-    return sum(exact_match(attempt.answer, [answer]) for attempt in attempts)
+    return sum(same_answer(attempt.answer, [answer]) for attempt in attempts)
 
 
 def _attempt_fields(attempts: Sequence[SolverAttempt], answer: str | None, seconds: float) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _attempt_fields(attempts: Sequence[SolverAttempt], answer: str | None, secon
     records = [
         {
             **{name: getattr(attempt, name) for name in copied},
-            "right": answer is not None and exact_match(attempt.answer, [answer]),
+            "right": answer is not None and same_answer(attempt.answer, [answer]),
             "latency_s": round(attempt.latency_s, 2),
             "trajectory": attempt.trajectory.to_dict(),
         }

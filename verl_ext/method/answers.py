@@ -8,6 +8,7 @@ import string
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from decimal import Decimal
 from functools import cache, lru_cache
 from itertools import pairwise
 
@@ -27,19 +28,31 @@ _NUMBER = re.compile(
     r"(?:\d{1,3}(?:[.,，'’\u00a0\u2009\u202f]\d{3})+(?:[.,，]\d+)?|\d+[.,，]\d+)(?![.,，]?\d)"
 )
 
+# A number in an answer: a sign that joins no words, and digits with marks between them.
+_FIGURE = re.compile(r"((?<![\w)])[-−])?((?:(?<![\w.])\.)?\d+(?:[.,'’-]\d+)*)")
+_NUMBER_ALONE = re.compile(rf"\s*(?!0\d){_FIGURE.pattern}\.?\s*")  # 007 is a name
+_THOUSANDS = re.compile(r"([1-9]\d{0,2}(?:([.,'’])\d{3})(?:\2\d{3})*)(?:(?!\2)[.,](\d+))?")
+_DECIMAL = re.compile(r"(?:0|[1-9]\d*)?[.,]\d+")
+_SYMBOLS = re.compile(r"[+#%$*=<>^~|@\\/&]|\d-\d")  # ASCII signs that words seldom have, and ranges
+
 
 def normalize_answer(text: str) -> str:
     """Lower case, without punctuation and articles, single spaces (SQuAD)."""
-    without_punctuation = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", without_punctuation).split())
+    return " ".join(_ARTICLES.sub(" ", _without_punctuation(text)).split())
+
+
+def _without_punctuation(text: str) -> str:
+    return " ".join(text.lower().translate(_PUNCTUATION).split())
 
 
 def exact_match(prediction: str | None, targets: Sequence[str]) -> bool:
     """Whether the prediction equals a target after normalization. None never does."""
-    if prediction is None:
-        return False
-    normal = normalize_answer(prediction)
-    return any(normal == normalize_answer(target) for target in targets)
+    return prediction is not None and any(_equal(prediction, target) for target in targets)
+
+
+def same_answer(prediction: str | None, targets: Sequence[str]) -> bool:
+    """An exact match with numbers as numbers: -5 is not 5, 3.14 is not 314, and 1,914.0 is 1914."""
+    return prediction is not None and any(_same(prediction, target) for target in targets)
 
 
 def f1(prediction: str | None, targets: Sequence[str]) -> float:
@@ -49,8 +62,53 @@ def f1(prediction: str | None, targets: Sequence[str]) -> float:
     return max((_token_f1(prediction, target) for target in targets), default=0.0)
 
 
+def lost_in_comparison(target: str) -> str | None:
+    """What a target is compared as, if it loses a number's marks or symbols. Else None."""
+    plain = all(_digits(figure[2]) in _values(figure) for figure in _FIGURE.finditer(target))
+    return (
+        None if plain and normalize_answer(target) and not _SYMBOLS.search(target) else _forms("", target)[1]
+    )
+
+
+def _forms(prediction: str, target: str) -> tuple[str, str]:
+    """Both in SQuAD's form. Articles stay if the target has no other words, symbols if it has no words."""
+    for form in (normalize_answer, _without_punctuation, str.casefold):
+        if form(target):
+            break
+    return form(prediction), form(target)
+
+
+def _equal(prediction: str, target: str) -> bool:
+    ours, theirs = _forms(prediction, target)
+    return bool(theirs) and ours == theirs
+
+
+def _same(prediction: str, target: str) -> bool:
+    ours, theirs = (list(_FIGURE.finditer(text)) for text in (prediction, target))
+    if _equal(prediction, target):
+        values = zip(map(_values, ours), map(_values, theirs), strict=False)
+        return all(set(one) & set(other) for one, other in values)
+    alone = all(_NUMBER_ALONE.fullmatch(text) for text in (prediction, target))
+    return alone and _values(ours[0])[0] == _values(theirs[0])[0]
+
+
+def _values(figure: re.Match[str]) -> list[Decimal]:
+    """What a number can mean, the English reading first: 1.914 may also be 1914. Digits alone otherwise."""
+    text, values = figure[2], []
+    if grouped := _THOUSANDS.fullmatch(text):
+        values.append(_digits(grouped[1]) + Decimal(f"0.{grouped[3] or 0}"))
+    if _DECIMAL.fullmatch(text):
+        values.insert("." not in text, Decimal("0" + text.replace(",", ".")))
+    sign = -1 if figure[1] else 1
+    return [sign * value for value in values or [_digits(text)]]
+
+
+def _digits(text: str) -> Decimal:
+    return Decimal("".join(filter(str.isdigit, text)))
+
+
 def _token_f1(prediction: str, target: str) -> float:
-    ours, theirs = normalize_answer(prediction).split(), normalize_answer(target).split()
+    ours, theirs = map(str.split, _forms(prediction, target))
     common = sum((Counter(ours) & Counter(theirs)).values())
     return 2 * common / (len(ours) + len(theirs)) if common else 0.0
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from environments.turn_text import after_thinking
-from verl_ext.method.answers import exact_match, extract_last_tag, normalize_answer
+from verl_ext.method.answers import contains_answer, extract_last_tag, normalize_answer, same_answer
 from verl_ext.method.format_score import format_score, hop_fault
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import Message, PromptForm, solver_messages
@@ -25,6 +25,7 @@ from verl_ext.method.trajectory import Trajectory
 
 ATTEMPTS = 5  # per question (paper, table 5)
 FORMAT_WEIGHT = 0.5
+_STEM_CHARS = 5
 IntegrityFault = Literal[
     "no_question", "no_answer", "question_without_words", "answer_without_words", "answer_in_question"
 ]
@@ -65,7 +66,7 @@ def has_integrity(question: str | None, answer: str | None) -> bool:
 
 
 def integrity_fault(question: str | None, answer: str | None) -> IntegrityFault | None:
-    """The first fault, if any. The answer must not occur even inside a word: "Oslo's" gives "Oslo" away."""
+    """The first fault, if any. "Oslo's" gives "Oslo" away and "Parisian" Paris, "Norway" not "No"."""
     if question is None:
         return "no_question"
     if answer is None:
@@ -75,7 +76,10 @@ def integrity_fault(question: str | None, answer: str | None) -> IntegrityFault 
         return "question_without_words"
     if not normal_answer:
         return "answer_without_words"
-    return "answer_in_question" if normal_answer in normal_question else None
+    # A word that only begins with the answer gives a name of some length away, as the gates have it.
+    begun = answer[:1].isupper() and len(normal_answer) >= _STEM_CHARS
+    given_away = contains_answer(question, answer) or (begun and f" {normal_answer}" in f" {normal_question}")
+    return "answer_in_question" if given_away else None
 
 
 def difficulty(k: int, n: int) -> float:
@@ -152,6 +156,6 @@ def open_book_messages(
 
 def open_book_fault(read: str | None, answer: str) -> str | None:
     """Why the answer that was `read` contradicts the challenger's, or None."""
-    if exact_match(read, [answer]):
+    if same_answer(read, [answer]):
         return None
     return f"from what the challenger read, the solver answers {read!r}"

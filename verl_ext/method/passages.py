@@ -1,12 +1,15 @@
-"""Search results as the model sees them: each cut to a fair share of a hard limit in characters."""
+"""Search results as the model sees them: each cut to a fair share of a hard limit in characters.
+
+Every line of a passage begins with `[`, and no other line does. So the text can be read back without doubt.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 RESPONSE_LIMIT = 2048  # characters in one tool response
-# A query shown above its passages ends in a colon, so it is never taken for a passage.
-_NUMBERED = re.compile(r"\[\d+\] .*[^:\s]\s*")
+_MARK = "["
+_NUMBER = re.compile(r"\[\d+\] ")
 _NOTHING = "No results."
 
 
@@ -25,7 +28,8 @@ def format_passages(
     number = 0
     for query, passages in zip(queries, results, strict=True):
         if len(queries) > 1:
-            lines.append(_cut(_one_line(query), 60) + ":")
+            shown = _one_line(query)
+            lines.append(_cut(f"Query {shown}" if shown.startswith(_MARK) else shown, 60) + ":")
         if not passages:
             lines.append(_NOTHING)
         for passage in passages:
@@ -39,7 +43,13 @@ def format_passages(
 
 def shown_passages(response: str) -> list[str]:
     """The passages of a formatted response, without the queries, which are the model's own words."""
-    return [line for line in response.splitlines() if _NUMBERED.fullmatch(line)]
+    return [passage for line in response.split("\n") if (passage := passage_of(line))]
+
+
+def passage_of(line: str) -> str:
+    """The passage of a response's line without its number, or "" for any other line."""
+    numbered = _NUMBER.match(line)
+    return line[numbered.end() :] if numbered else ""
 
 
 def passages_by_query(queries: Sequence[str], response: str) -> list[tuple[str, list[str]]]:
@@ -47,12 +57,12 @@ def passages_by_query(queries: Sequence[str], response: str) -> list[tuple[str, 
     if len(queries) == 1:
         return [(queries[0], shown_passages(response))]
     passages: list[list[str]] = []
-    for line in response.splitlines():
-        if _NUMBERED.fullmatch(line):
-            if passages:
-                passages[-1].append(line)
-        elif line != _NOTHING:
-            passages.append([])
+    for line in response.split("\n"):
+        if not line.startswith(_MARK):
+            if line != _NOTHING:
+                passages.append([])
+        elif passages and (passage := passage_of(line)):
+            passages[-1].append(passage)
     return list(zip(queries, passages, strict=False))  # the limit may have cut the last ones
 
 

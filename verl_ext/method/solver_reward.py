@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from environments.turn_text import after_thinking
-from verl_ext.method.answers import exact_match, extract_last_tag, f1
+from verl_ext.method.answers import exact_match, extract_last_tag, f1, same_answer
 from verl_ext.method.trajectory import Trajectory
 
 
@@ -30,8 +30,8 @@ def solver_answer(trajectory: Trajectory) -> str | None:
     return extract_last_tag(said, "answer")
 
 
-def solver_reward(trajectory: Trajectory, targets: Sequence[str]) -> SolverScore:
-    """Score one attempt. Raises ValueError without target answers."""
+def solver_reward(trajectory: Trajectory, targets: Sequence[str], *, by_numbers: bool = False) -> SolverScore:
+    """Score one attempt, as SQuAD does or by `same_answer`. Raises ValueError without target answers."""
     if not targets:
         raise ValueError(
             "a question without target answers cannot be scored: check reward_model.ground_truth.target"
@@ -39,5 +39,6 @@ def solver_reward(trajectory: Trajectory, targets: Sequence[str]) -> SolverScore
     answer = solver_answer(trajectory)
     failed = trajectory.failed_calls
     reason = f"{len(failed)} searches failed: {failed[0].error}" if failed else None
-    right = reason is None and exact_match(answer, targets)
+    equal = same_answer if by_numbers else exact_match
+    right = reason is None and equal(answer, targets)
     return SolverScore(float(right), reason is None, reason, answer, f1(answer, targets))

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.text import TEMPLATES, answer_pattern, cut, highlighted
 from drzero.runs.report.trajectories import Trajectory
-from verl_ext.method.passages import shown_passages
+from verl_ext.method.passages import passage_of
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.method.trajectory import Trajectory as Conversation
 
@@ -110,9 +110,8 @@ def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:
 
 def _call(call: SearchCall, pattern: re.Pattern[str] | None, source: str) -> ShownCall:
     response = cut(call.response or "", source)
-    passages = set(shown_passages(response))
     lines = [
-        ResponseLine(highlighted(line, pattern), line in passages and bool(pattern and pattern.search(line)))
+        ResponseLine(highlighted(line, pattern), bool(pattern and pattern.search(passage_of(line))))
         for line in response.split("\n")
     ]
     return ShownCall(call, lines, cut(call.raw, source))
