@@ -17,7 +17,7 @@ PIECE = 256 << 10
 _TOO_LONG = f"a request's head may have {HEAD_BYTES} bytes\n".encode()
 _REFUSAL = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
-)
+) % (len(_TOO_LONG), _TOO_LONG)
 
 
 class Connection(HttpToolsProtocol):
