@@ -18,7 +18,7 @@ from data.errors import DataError
 from data.parquet_io import arrow_faults
 from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, QuestionRow, has, plain, read_row
 from drzero.ops.hub import hub_fault
-from search.sources.files import SourceFile
+from search.sources.files import Hints, SourceFile
 from search.sources.records import READERS, Bad
 from verl_ext.method.answers import lost_in_comparison
 
@@ -236,7 +236,7 @@ def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, An
                 before += len(batch)
         return
     try:
-        yield from READERS[kind][1](path, lambda encoding: None)
+        yield from READERS[kind][1](path, Hints())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}. Correct it; {_ADVICE}") from error
 

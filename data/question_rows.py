@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from search.sources.document import is_missing
+
 QUESTION = ("question", "extra_info.question", "query", "problem")
 ANSWERS = (
     "reward_model.ground_truth.target",
@@ -146,7 +148,8 @@ def _of_text(value: Any) -> Any:
 
 
 def _first(record: Any, names: Sequence[str]) -> Any:
-    return next((value for name in names if (value := find(record, name)) not in (None, "", [])), None)
+    found = (find(record, name) for name in names)
+    return next((value for value in found if value != [] and not is_missing(value)), None)
 
 
 def _found(record: Any, name: str) -> Iterator[Any]:

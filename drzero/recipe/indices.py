@@ -53,4 +53,4 @@ def target_of(config: DictConfig) -> "Collection | FaissFolder | Shards":
 def corpus_of(config: DictConfig) -> Corpus:
     """The configured source, to be indexed."""
     fields = Fields(config.fields.text, config.fields.title, config.fields.id)
-    return Corpus(config.source, config.source_collection, fields, config.on_bad)
+    return Corpus(config.source, config.source_collection, fields, config.on_bad, config.encoding)

@@ -328,7 +328,7 @@ def needs_replace(target: object, changes: Changes | None, corpus: Corpus) -> St
     if changes is not None:
         why = (
             f"of other content, only {changes.kept} of its {changes.existing} documents are the same in "
-            f"{corpus.source}"
+            f"{corpus}"
         )
     return StoreError(
         f"{target} exists already and is {why}: set replace=true (or --replace) to rebuild it, or choose "

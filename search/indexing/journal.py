@@ -186,7 +186,7 @@ class IndexJournal:
         corpus.check(reading)
         if not documents:
             skipped = f": all {reading.faults.total} were faulty" if reading.faults else f": {KINDS}"
-            raise CorpusError(f"{corpus.source} holds no documents{skipped}")
+            raise CorpusError(f"{corpus} holds no documents{skipped}")
         return Survey(f"{total % 2**256:064x}", documents, duplicates, reading, examples)
 
     def compare(self, chunks: Iterable[tuple[str, str, str | None, int]]) -> Changes:
@@ -272,7 +272,7 @@ class IndexJournal:
             expected = unsplit.fetchone()
             if expected is None:
                 return
-        raise CorpusError(f"{corpus.source} lost documents while it was indexed: run it again")
+        raise CorpusError(f"{corpus} lost documents while it was indexed: run it again")
 
     def add_chunks(self, documents: Iterable[tuple[Document, str, Sequence[Chunk]]]) -> None:
         """Store the chunks of some documents (with their digests), all or none."""

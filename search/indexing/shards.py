@@ -249,7 +249,7 @@ def _cut(journal: IndexJournal, corpus: Corpus, layout: ShardLayout, folder: Pat
             counts[number] += 1
     if 0 in counts:
         raise StoreError(
-            f"{layout.label(counts.index(0))} would be empty, as {corpus.source} has {sum(counts)} "
+            f"{layout.label(counts.index(0))} would be empty, as {corpus} has {sum(counts)} "
             "documents: set fewer chroma.shards (or --shards)"
         )
     return parts

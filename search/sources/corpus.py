@@ -17,7 +17,7 @@ import pyarrow as pa
 from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import collection_names, iter_documents
 from search.sources.document import CorpusError, Document, Fault, Faults, Fields, Origin
-from search.sources.files import KINDS, RECORDS, UTF8, Encoding, SourceFile, files_of, is_glob
+from search.sources.files import KINDS, RECORDS, Hints, SourceFile, codec_of, files_of, is_glob, shown
 from search.sources.hub import fetch_data_set, is_data_set
 from search.sources.records import READERS, Bad
 from search.sources.texts import read_document
@@ -48,15 +48,15 @@ class Reading:
     files: int = 0
     faults: Faults = field(default_factory=Faults)
     left_out: dict[str, "Some"] = field(default_factory=dict)  # files of unknown formats, by suffix
-    encodings: dict[str, "Some"] = field(default_factory=dict)  # files that are not UTF-8, by encoding
+    notes: dict[str, "Some"] = field(default_factory=dict)  # how files were read, such as an encoding
 
     def lines(self) -> Iterator[str]:
         """Yield notes for the user, one per line."""
         for suffix, some in sorted(self.left_out.items()):
             yield f"{some.count} {suffix} left out, which nothing here reads (such as {some.examples[0]})"
-        for name, some in sorted(self.encodings.items()):
-            said = f"{some.count} read as {name} (such as {some.examples[0]})"
-            yield f"{said}: convert to UTF-8 if letters look wrong"
+        for note, some in sorted(self.notes.items()):
+            more = f", and {some.count - 1} more" if some.count > 1 else ""
+            yield f"{some.examples[0]}{more}: {note}"
         if self.faults:
             yield f"{self.faults.total:,} faulty records or files skipped:"
             yield from (f"  {line}" for line in islice(self.faults.lines(), 20))
@@ -67,7 +67,7 @@ class Reading:
             "files": self.files,
             "skipped": self.faults.to_json(),
             "left_out": {suffix: vars(some) for suffix, some in self.left_out.items()},
-            "encodings": {name: vars(some) for name, some in self.encodings.items()},
+            "notes": {note: vars(some) for note, some in self.notes.items()},
         }
 
 
@@ -79,6 +79,15 @@ class Corpus:
     collection: str | None = None
     fields: Fields = field(default_factory=Fields)
     on_bad: OnBad = "stop"
+    encoding: str | None = None  # of files that are not UTF-8 and declare none
+
+    def __post_init__(self) -> None:
+        """Raise CorpusError for an encoding that Python lacks."""
+        if self.encoding and not codec_of(self.encoding):
+            raise CorpusError(f"encoding={self.encoding} is no encoding: write a name as cp1250 or iso8859-2")
+
+    def __str__(self) -> str:
+        return shown(self.source)
 
     def read(self, reading: Reading | None = None) -> Iterator[tuple[int, Document]]:
         """Yield the documents, numbered alike in each pass, and fill `reading`. Raises CorpusError."""
@@ -104,7 +113,7 @@ class Corpus:
     def check(self, reading: Reading) -> None:
         """Raise CorpusError with all faults of a pass, unless they are to be skipped."""
         if reading.faults and self.on_bad == "stop":
-            raise CorpusError(reading.faults.message(self.source))
+            raise CorpusError(reading.faults.message(self))
 
     def _all(self, reading: Reading) -> Iterator[Document | Fault]:
         if is_data_set(self.source):
@@ -115,7 +124,7 @@ class Corpus:
         if path is None or (path / DATABASE_FILE).is_file():
             yield from self._of_chroma(place)
         elif not is_there(path):
-            raise CorpusError(f"no corpus at {path}")
+            raise CorpusError(f"no corpus at {shown(path)}")
         else:
             yield from self._of_files(path, reading)
 
@@ -134,7 +143,7 @@ class Corpus:
     def _of_files(self, source: Path, reading: Reading) -> Iterator[Document | Fault]:
         def left_out(path: Path) -> None:
             suffix = path.suffix.lower() or "files without a suffix"
-            reading.left_out.setdefault(suffix, Some()).add(path)
+            reading.left_out.setdefault(suffix, Some()).add(shown(path))
 
         for file in files_of(source, left_out):
             reading.files += 1
@@ -143,26 +152,25 @@ class Corpus:
             except (OSError, pa.ArrowException) as error:
                 why = getattr(error, "strerror", None) or str(error)
                 yield Fault(
-                    Origin(str(file.path)), f"cannot be read ({why}): make it readable, or take it out"
+                    Origin(shown(file.path)), f"cannot be read ({why}): make it readable, or take it out"
                 )
             except ValueError as error:
-                yield Fault(Origin(str(file.path)), str(error))
+                yield Fault(Origin(shown(file.path)), str(error))
 
     def _of_file(self, file: SourceFile, reading: Reading) -> Iterator[Document | Fault]:
-        def used(encoding: Encoding) -> None:
-            if not encoding.name.startswith(UTF8):
-                reading.encodings.setdefault(encoding.name, Some()).add(file.path)
+        def tell(note: str) -> None:
+            reading.notes.setdefault(note, Some()).add(name)
 
-        name = str(file.path)
+        name, hints = shown(file.path), Hints(self.encoding, tell)
         if not file.kind:
             raise ValueError(KINDS)
         if file.kind not in RECORDS:
-            title, text, markdown = read_document(file, used)
+            title, text, markdown = read_document(file, hints)
             record = {"id": file.id, "title": title, "text": text, "markdown": markdown}
             yield _document(Fields(), record, Origin(name))
             return
         unit, read = READERS[file.kind]
-        for number, record in read(file.path, used):
+        for number, record in read(file.path, hints):
             origin = Origin(name, unit, number)
             if isinstance(record, Bad):
                 yield Fault(origin, record.why)

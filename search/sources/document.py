@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from drzero.ops.errors import UserError
 
+LONGEST_TEXT = 64 * 2**20  # Characters. Splitting and hashing hold several copies.
 SHOWN_PLACES = 5  # Lines of a file named for one kind of fault
 SHOWN = 200  # Kinds of faults listed. A source with more is no corpus.
 
@@ -63,30 +64,43 @@ class Fields:
             if name is not None and name not in record:
                 raise ValueError(f"no field {name!r}, which fields.{setting} names; {_there(record)}")
         title, text = self._title_and_text(record)
-        key = record.get(self.id or "id")
+        key = _word(record.get(self.id or "id"))
         _check_encodable(f"{key}{title}{text}")
-        if key is None or key == "":
+        if len(text) > LONGEST_TEXT:
+            raise ValueError(f"a text of {len(text):,} characters, of at most {LONGEST_TEXT:,}: split it")
+        if not key:
             key = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()[:32]
-        return Document(str(key), title, text, record.get("markdown") is True, origin)
+        return Document(key, title, text, record.get("markdown") is True, origin)
 
     def _title_and_text(self, record: Mapping[str, Any]) -> tuple[str, str]:
         title, name = record.get(self.title or "title"), self.text or "text"
-        text = record.get(name)
+        text = None if is_missing(found := record.get(name)) else found
         if text is None and self.text is None and isinstance(contents := record.get("contents"), str):
             name = "contents"
             first, _, rest = contents.partition("\n")
             first = first.strip().strip('"')
-            has_title = bool(rest.strip()) and title in (None, first or None)
+            has_title = bool(rest.strip()) and (is_missing(title) or title == first)
             title, text = (first, rest) if has_title else (title, contents)
         if text is None and name not in record:
             raise ValueError(f"no text: no field 'text' or 'contents'; {_there(record)}")
-        if text is None or text == "" or (isinstance(text, str) and not text.strip()):
+        if text is None:
             raise ValueError("no text" if record.keys() == _FILE_FIELDS else f"no text: {name!r} is empty")
         if not isinstance(text, str):
             raise ValueError(f"the text ({name!r}) is {_kind(text)}, and has to be text")
         if isinstance(title, (dict, list)):
             raise ValueError(f"the title ({self.title or 'title'!r}) is {_kind(title)}, and has to be text")
-        return "" if title is None else str(title), text
+        return _word(title), text
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a field has no value: None, blank, or what is not equal to itself (NaN, NaT)."""
+    return value is None or value != value or (isinstance(value, str) and not value.strip())
+
+
+def _word(value: Any) -> str:
+    # A column of whole numbers with a gap arrives as 1914.0.
+    is_whole = isinstance(value, float) and value.is_integer()
+    return "" if is_missing(value) else str(int(value) if is_whole else value)
 
 
 _FILE_FIELDS = {"id", "title", "text", "markdown"}
@@ -114,7 +128,7 @@ def _check_encodable(text: str) -> None:
         code = ord(error.object[error.start])
         if 0xDC80 <= code <= 0xDCFF:
             byte = f"byte {code - 0xDC00:#x}"
-            raise ValueError(f"not UTF-8 ({byte}), as the rest of its file is: convert it") from None
+            raise ValueError(f"{byte} is in another encoding than the rest of its file: convert it") from None
         raise ValueError(f"half a character (\\u{code:x}), which no store can hold") from None
 
 

@@ -1,12 +1,12 @@
 """Files with one document each: plain text, Markdown, html and reStructuredText.
 
-    title, text, is_markdown = read_document(SourceFile(Path("docs/guide.html"), "guide.html"), used)
+    title, text, is_markdown = read_document(SourceFile(Path("docs/guide.html"), "guide.html"), Hints())
 
 The title is the text's own first heading, else the page's head or front matter, else the file's name.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from search.sources.files import COMPRESSED, Encoding, SourceFile, read_text
+from search.sources.files import COMPRESSED, Hints, SourceFile, read_text
 from search.sources.rst import rst_to_html
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?\r?\n)?---[ \t]*(\r?\n|\Z)", re.DOTALL)
@@ -52,9 +52,9 @@ def blocks(text: str) -> Iterator[Block]:
             yield Block(token, *map(offset, token.map))
 
 
-def read_document(file: SourceFile, used: Callable[[Encoding], object]) -> tuple[str, str, bool]:
+def read_document(file: SourceFile, hints: Hints) -> tuple[str, str, bool]:
     """Return title, text and whether it is Markdown. Raises ValueError if the file cannot be read."""
-    text = read_text(file.path, used)
+    text = read_text(file.path, hints)
     name = PurePosixPath(file.id)
     stem = PurePosixPath(name.stem).stem if name.suffix.lower() in COMPRESSED else name.stem
     if file.kind == ".txt":

@@ -5,11 +5,13 @@ import csv
 import gzip
 import io
 import json
+import math
 import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -323,7 +325,7 @@ def test_front_matter_gives_the_title_and_is_no_text(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
-def test_an_encoding_is_found_and_one_that_is_not_utf8_is_told(
+def test_an_encoding_is_found_and_one_without_a_mark_is_told(
     tmp_path: Path, name: str, encoding: str, text: str
 ) -> None:
     forms = {"a.txt": text, "a.csv": f'text\n"{text}"\n', "a.jsonl": f'{{"text": "{text}"}}\n'}
@@ -331,7 +333,185 @@ def test_an_encoding_is_found_and_one_that_is_not_utf8_is_told(
     reading = Reading()
     ((_, document),) = Corpus(tmp_path / name).read(reading)
     assert document.text == text
-    assert bool(reading.encodings) == (encoding != "utf-8-sig")
+    assert bool(reading.notes) == (encoding not in ("utf-8-sig", "utf-16"))
+
+
+@pytest.mark.parametrize(
+    ("declaration", "encoding", "text"),
+    [
+        ('<meta charset="windows-1250">', "cp1250", "Řeka"),
+        ("<meta http-equiv=Content-Type content='text/html; charset=iso-8859-2'>", "iso8859-2", "Žďár"),
+        ('<?xml version="1.0" encoding="windows-1254"?>', "cp1254", "Iğdır"),
+        ("<meta charset=iso-8859-1>", "cp1252", "“Zürich” costs 5 €"),  # as browsers read it
+        ("<meta charset=x-sjis>", "cp932", "東京①"),
+        ("<meta charset=iso-2022-jp>", "iso2022_jp", "東京"),  # of ASCII bytes
+        ("<meta charset=iso-8859-1>", "utf-8", "Žďár"),  # a declaration that the bytes contradict
+        ("<meta charset=utf-8>", "cp1251", "Москва — столица России, большой город."),
+        ("<meta charset=hex>", "cp1251", "Москва — столица России, большой город."),
+        (".. -*- coding: cp1250 -*-", "cp1250", "Řeka"),
+    ],
+)
+def test_a_declared_encoding_comes_before_a_guess(
+    tmp_path: Path, declaration: str, encoding: str, text: str
+) -> None:
+    page = f"{declaration}\n<h1>A</h1><p>{text}</p>"
+    assert read(write(tmp_path, {"a.html": page.encode(encoding)}))[0].text.strip().endswith(text)
+
+
+CZECH = "Město Brno leží na soutoku Svratky a Svitavy. Řeka teče přes žulové břehy.\n"
+POLISH = "Gdańsk leży nad Zatoką Gdańską i jest dużym miastem portowym. Żeglarze śpią.\n"
+TURKISH = "İstanbul Türkiye'nin en kalabalık şehridir, boğazın iki yakasında kurulmuştur.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        (CZECH, "cp1250"),
+        (CZECH, "iso8859-2"),
+        (POLISH, "iso8859-2"),
+        (POLISH, "cp1250"),
+        (TURKISH, "cp1254"),
+        ("Η Αθήνα είναι η πρωτεύουσα της Ελλάδας και η μεγαλύτερη πόλη της.", "cp1253"),
+        ("Вода в реке холодная, а город стоит на высоком берегу.", "koi8-r"),
+        ("The façade of the Café Müller in Zürich.", "cp1252"),
+        ("A town without a mark.", "utf-16-le"),
+    ],
+)
+def test_a_guess_is_told_with_its_confidence_and_a_key_overrules_it(
+    tmp_path: Path, text: str, encoding: str
+) -> None:
+    path = write(tmp_path, {"a.txt": text.encode(encoding)}) / "a.txt"
+    reading = Reading()
+    assert [document.text for _, document in Corpus(path).read(reading)] == [text]
+    told = r"read as .+(a guess with confidence 0\.\d: set encoding=NAME|no byte order mark)"
+    assert re.search(told, next(reading.lines()))
+    other = "cp1251" if encoding != "utf-16-le" else "utf-16-be"
+    assert read(path, encoding=other)[0].text == text.encode(encoding).decode(other)
+
+
+def test_an_encoding_that_python_lacks_is_refused() -> None:
+    with pytest.raises(CorpusError, match="encoding=cp125 is no encoding"):
+        Corpus("a.txt", encoding="cp125")
+
+
+# --- dialects of csv ---------------------------------------------------------------------------------------
+
+OPEN, HAMLET = '"To be or not', '"Hamlet" is a play, and long'
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "texts"),
+    [
+        # Without quoting, as data sets are. One record of another reading would take in two of these.
+        ("a.tsv", f'id\ttext\n1\t{OPEN}\n2\tto be"\n3\t{HAMLET}\n', [OPEN, 'to be"', HAMLET]),
+        ("a.tsv", f'id\ttext\n1\t{OPEN}\n2\tto be"\n', [OPEN, 'to be"']),
+        ("a.csv", f"id|text\n1|{OPEN}\n2|{HAMLET}\n", [OPEN, HAMLET]),
+        ("a.csv", 'id,text\n1,"Orrin" is old\n2,a "hall"\n', ['"Orrin" is old', 'a "hall"']),
+        # With quoting.
+        ("a.tsv", 'id\ttext\n1\t"a\tb ""c"""\n2\t"d\ne"\n', ['a\tb "c"', "d\ne"]),
+        (
+            "a.csv",
+            'id,text\n1,"One, two\nthree"\n2,"Four\n\nfive, six"\n',
+            ["One, two\nthree", "Four\n\nfive, six"],
+        ),
+        ("a.csv", 'id, text\n1, "One, two"\n2, "Three"\n', ["One, two", "Three"]),
+        ("a.csv", 'id,text\n1,"say \\"a, b\\""\n2,"c"\n', ['say "a, b"', "c"]),
+        # Delimiters that the header alone would not tell.
+        ("a.csv", "id;text;as, it, is\n1;Orrin, a town;x\n", ["Orrin, a town"]),
+        (
+            "a.csv",
+            "text\nA town, on the river\nOld, with, commas\n",
+            ["A town, on the river", "Old, with, commas"],
+        ),
+        ("a.csv", "sep=;\r\nid;text\r\n1;a, b\r\n", ["a, b"]),
+        ("a.csv", "\ufeffsep=^\nid^text\n1^a;b\n", ["a;b"]),
+        ("a.csv", 'id,text\r1,Orrin\r2,"a, b"\r', ["Orrin", "a, b"]),
+        ("a.csv", "id,text,,\n1,Orrin,,\n2,Sarn,,,,\n", ["Orrin", "Sarn"]),
+    ],
+)
+def test_the_dialect_of_a_table_is_that_of_most_of_its_lines(
+    tmp_path: Path, name: str, table: str, texts: list[str]
+) -> None:
+    assert [document.text for document in read(write(tmp_path, {name: table}) / name)] == texts
+
+
+def test_a_late_quotation_mark_decides_too(tmp_path: Path) -> None:
+    rows = [f"{n}\tRow {n}" for n in range(70_000)] + [f"a\t{OPEN}", 'b\tto be"', "c\tend"]
+    write(tmp_path, {"a.tsv": "\n".join(["id\ttext", *rows])})
+    assert [document.text for document in read(tmp_path / "a.tsv")][-3:] == [OPEN, 'to be"', "end"]
+
+
+def test_one_faulty_row_costs_itself_and_is_named(tmp_path: Path) -> None:
+    rows = [f'{n},"Row ""{n}"", of many"' for n in range(50)]
+    write(tmp_path, {"a.csv": "\n".join(["id,text", *rows, 'x,"bad "quote" here"', "y,end"])})
+    reading = Reading()
+    documents = [document for _, document in Corpus(tmp_path / "a.csv").read(reading)]
+    assert (len(documents), documents[0].text) == (51, 'Row "0", of many')
+    (told,) = reading.faults.lines()
+    assert "a.csv row 51: not csv on line 52 (" in told
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        ('id,text\n1,"To be\n2,or not"\n3,"a, b"\n', ["row 1 takes in lines 3 to 3, which read as rows"]),
+        ('id,text\n1,"To be,\nor not,\nto be"\n3,"a, b"\n', []),
+    ],
+)
+def test_a_record_that_takes_in_what_reads_as_rows_is_named(
+    tmp_path: Path, table: str, told: list[str]
+) -> None:
+    list(Corpus(write(tmp_path, {"a.csv": table}) / "a.csv").read(reading := Reading()))
+    assert [one for one in told if one in " ".join(reading.lines())] == told and bool(reading.notes) == bool(
+        told
+    )
+
+
+def test_a_header_with_one_name_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="the header has 'text' more than once"):
+        read(write(tmp_path, {"a.csv": "text,text\na,b\n"}) / "a.csv")
+
+
+# --- values and names --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", [None, math.nan, "", "  "])
+def test_a_missing_title_or_id_is_none(tmp_path: Path, missing: float | str | None) -> None:
+    write(tmp_path, {"a.jsonl": json.dumps({"id": missing, "title": missing, "text": "A town."})})
+    (document,) = read(tmp_path / "a.jsonl")
+    assert (document.title, len(document.id)) == ("", 32)
+
+
+def test_missing_values_of_parquet_are_none_and_whole_numbers_stay_whole(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "id": pa.array([1914.0, math.nan]),
+            "title": pa.array([None, datetime(1914, 7, 28)], pa.timestamp("ns")),
+            "text": ["A.", "B."],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    first, second = read(tmp_path / "a.parquet")
+    assert (first.id, first.title, second.title, len(second.id)) == ("1914", "", "1914-07-28 00:00:00", 32)
+
+
+def test_a_text_that_is_missing_is_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="line 1: no text: 'text' is empty"):
+        read(write(tmp_path, {"a.jsonl": '{"text": NaN}\n'}) / "a.jsonl")
+
+
+def test_a_file_name_that_is_not_utf8_is_read_and_shown_with_its_bytes(tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    for name, content in ((b"/na\xefve.md", b"A town."), (b"/bad\xff.md", b""), (b"/x\xfe.pdf", b"")):
+        Path(os.fsdecode(folder + name)).write_bytes(content)
+    survey = index(os.fsdecode(folder), on_bad="skip")
+    told = "\n".join(survey.reading.lines())
+    assert survey.documents == 1 and r"caf\xe9/bad\xff.md: no text" in told and r"x\xfe.pdf" in told
+    assert read(os.fsdecode(folder + b"/na\xefve.md"))[0].id == r"na\xefve.md"
+    json.dumps(survey.reading.to_json()).encode()
+    with pytest.raises(CorpusError, match=r"bad\\xff\.md: no text"):
+        index(os.fsdecode(folder))
 
 
 def test_a_glob_chooses_files_and_their_ids_are_paths_below_its_fixed_part(tmp_path: Path) -> None:
@@ -378,7 +558,10 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "empty.md": (b"", "no text"),
     "blank.txt": (b" \n\t\n", "no text"),
     "picture.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\xff\xfe\x9c" * 9, "a binary file?"),
-    "one-bad-line.md": ("Zürich\nKöln\nGröße\n".encode() + b"caf\xe9", "not UTF-8 (byte 0xe9)"),
+    "one-bad-line.md": (
+        "Zürich\nKöln\nGröße\n".encode() + b"caf\xe9",
+        "byte 0xe9 is in another encoding than the rest",
+    ),
     "no-json.jsonl": (GOOD + b"{text: 1}\n", "line 2: not JSON"),
     "deep.jsonl": (b"[" * 100_000, "line 1: not JSON: nested too deep"),
     "no-record.jsonl": (b'"Orrin"\n', "line 1: not a record with fields, but text"),
@@ -398,7 +581,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "cut.json": (b'[{"text": "Orrin"', "not JSON"),
     "scalar.json": (b"3", "neither a list of records nor one record"),
     "ragged.csv": (b"title,text\nOrrin\n", "row 1: 1 fields, and the header has 2"),
-    "quote.csv": (b'title,text\nOrrin,"A town\n', "not csv from line 2 on"),
+    "quote.csv": (b'title,text\nOrrin,"A town\n', "row 1: not csv on line 2"),
     "cut.jsonl.gz": (gzip.compress(GOOD * 99)[:30], "cannot be read (Truncated"),
     "no-gzip.csv.gz": (b"title,text\n", "cannot be read (zlib"),
     "no.parquet": (b"PAR1", "not a parquet file"),

@@ -165,6 +165,9 @@ class PrepareData:
     )
     fields: SourceFields = group(SourceFields)
     on_bad: str = key("stop", "Unusable records: stop lists all, skip drops them.", choices=("stop", "skip"))
+    encoding: str | None = key(
+        None, "Encoding of files that are not UTF-8 and declare none, such as cp1250; null guesses."
+    )
     source_collection: str | None = key(None, "Collection to read from a Chroma source.")
     replace: bool = key(False, "Rebuild a collection of other documents, embedder or chunk size.")
     rows: int = key(38400, "Prompts to write.", low=1)  # 3 iterations of 50 steps of 256
