@@ -17,12 +17,12 @@ from typing import Any
 import modal
 
 from drzero.launch.actions import find_action
-from drzero.launch.arguments import Words, of_function, parse, parse_modal_run, split_overrides
+from drzero.launch.arguments import Words, parse_modal_run
 from drzero.launch.claims import Claims
 from drzero.launch.client import run_download, run_logs, run_upload
 from drzero.launch.compute import MODAL_LIMIT_S
 from drzero.launch.errors import LaunchError
-from drzero.launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image, with_packages_of
+from drzero.launch.image.image import ImageExtras, cpu_image, gpu_image, with_packages_of
 from drzero.launch.request import Request, resolve
 from drzero.launch.runfile import read_runfile
 from drzero.launch.secrets import client_environment, dotenv_secret, named_secrets
@@ -37,27 +37,21 @@ ASK_TIMEOUT_S = 1800
 """Time limit of short CPU calls."""
 
 
-def _plan() -> tuple[Words | None, ImageExtras, dict[str, str]]:
+def _plan() -> tuple[Words | None, Request | None, ImageExtras, dict[str, str]]:
     """Parse the command line before Modal builds anything, and exit with 2 on a mistake."""
     try:
-        function, words = parse_modal_run(sys.argv, Path(__file__).name)
+        words = parse_modal_run(sys.argv, Path(__file__).name)
         request = resolve(words) if words is not None else None
-        path = words.config_path if words else None
-        if function != "main" and path and Path(path).parts[0] not in SOURCE:
-            raise LaunchError(
-                f"--config-path {path}: an app function reads it in a container, which has no more of the "
-                "checkout than config/ and the code: put it under config/, or use --action"
-            )
-        extras = ImageExtras.of(read_runfile(path).image)
+        extras = ImageExtras.of(read_runfile(words.config_path if words else None).image)
         extras = with_packages_of(request.env if request else None, extras)
         cpu_image(extras)  # so that a mistake in the additions is one line
-        return words if function == "main" else None, extras, volume_names(ENVIRONMENT)
+        return words, request, extras, volume_names(ENVIRONMENT)
     except LaunchError as error:
         print(f"modal_train: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-PLANNED, EXTRAS, NAMES = _plan()
+WORDS, REQUEST, EXTRAS, NAMES = _plan()
 VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, name in NAMES.items()}
 TABLE = modal.Dict.from_name(claims_name(NAMES), create_if_missing=True)
 CLAIMS = Claims(TABLE)
@@ -88,7 +82,7 @@ def cpu_stage(request: Request) -> dict[str, Any]:
 
 
 # Actions without a GPU, such as list-models, must not wait for the GPU image.
-if PLANNED is None or (find_action(PLANNED.action).is_job and resolve(PLANNED).compute.type is not None):
+if REQUEST is None or (find_action(REQUEST.action).is_job and REQUEST.compute.type is not None):
 
     @app.function(image=gpu_image(EXTRAS), timeout=MODAL_LIMIT_S, **_shared)
     def gpu_stage(request: Request) -> dict[str, Any]:
@@ -141,7 +135,7 @@ def _reload() -> None:
         volume.reload()
 
 
-# At the client, or in the container of an app function ------------------------------------------------------
+# At the client ----------------------------------------------------------------------------------------------
 
 
 def _with(
@@ -175,16 +169,11 @@ def _request_call(request: Request) -> str:
 
 def conduct(request: Request) -> None:
     """Prepare, preflight, run and follow a launch. Raises LaunchError if it does not finish."""
-    if not modal.is_local():
-        # A restarted container has the same call id, so it finds what it requested before.
-        request = dataclasses.replace(request, id=modal.current_function_call_id() or request.id)
-    if (call := CLAIMS.call_of(request)) is None:
-        print(request.as_yaml(), end="")
-        CLAIMS.require_free(request)
-        # Looked up once: inside a call, the launch's own secrets would be mistaken for `.env`.
-        request = dataclasses.replace(request, secrets=named_secrets(ROOT))
-        _check(request)
-        call = _request_call(request)
+    print(request.as_yaml(), end="")
+    CLAIMS.require_free(request)
+    request = dataclasses.replace(request, secrets=named_secrets(ROOT))
+    _check(request)
+    call = _request_call(request)
     print(
         f"[launch] {request.name} is requested (call {call}); with --detach this terminal may be closed now",
         flush=True,
@@ -221,11 +210,10 @@ def _check_container(request: Request) -> int:
     return int(_with(ask, request.secrets).remote("drzero.launch.image.container_check", ["cpu"]))
 
 
-@app.local_entrypoint()
-def main(*words: str) -> None:
-    """`modal run modal_train.py --action X …`."""
+def _launch() -> None:
+    assert WORDS is not None and REQUEST is not None
     try:
-        _act(parse(words))
+        _act(WORDS, REQUEST)
     except LaunchError as error:
         print(f"modal_train: {error}", file=sys.stderr)
         raise SystemExit(1) from None
@@ -240,17 +228,16 @@ def main(*words: str) -> None:
         raise SystemExit(1) from None
 
 
-def _act(words: Words) -> None:
+def _act(words: Words, request: Request) -> None:
     by_client = {"upload": run_upload, "download": run_download, "logs": run_logs}
-    if words.action in by_client:
-        by_client[words.action](words, VOLUMES["corpus" if words.action == "upload" else "checkpoints"])
+    if request.action in by_client:
+        by_client[request.action](words, VOLUMES["corpus" if request.action == "upload" else "checkpoints"])
         return
-    if words.action == "stacks":
+    if request.action == "stacks":
         if code := run_stacks(words, TABLE, CLAIMS):
             raise SystemExit(code)
         return
-    request = resolve(words)
-    if find_action(words.action).is_job:
+    if find_action(request.action).is_job:
         conduct(request)
         return
     verb, *rest = request.command
@@ -266,66 +253,27 @@ def _act(words: Words) -> None:
         raise SystemExit(code)
 
 
-# App functions: `modal run modal_train.py::train --flag value` ----------------------------------------------
+# `modal run modal_train.py` runs the only entry point there is.
+if WORDS is None or WORDS.function == "main":
 
-# A quarter of a core that waits for the run. If restarted, or out of time, it waits for the same run again.
-_waiter: dict[str, Any] = {
-    "cpu": 0.25,
-    "memory": 512,
-    "timeout": MODAL_LIMIT_S,
-    "nonpreemptible": True,
-    "retries": modal.Retries(max_retries=3, backoff_coefficient=1.0, initial_delay=1.0),
-}
+    @app.local_entrypoint()
+    def main(*words: str) -> None:
+        """`modal run modal_train.py --action X …`."""
+        _launch()
 
+else:
 
-@app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
-def train(
-    stage: str = "",
-    env: str = "",
-    steps: int = 0,
-    model: str = "",
-    iteration: int = -1,
-    hop_ratio: str = "",
-    gpu_type: str = "",
-    gpu_count: int = -1,
-    config_path: str = "",
-    overrides: str = "",
-) -> None:
-    """Train in an environment (`--env vf-wordle`), otherwise the challenger, or the named stage."""
-    _launch(**locals())
+    @app.local_entrypoint()
+    def train(*words: str) -> None:
+        """Train in an environment (`--env vf-wordle`), otherwise the challenger, or `--stage`."""
+        _launch()
 
+    @app.local_entrypoint()
+    def evaluate(*words: str) -> None:
+        """Evaluate a model on the benchmarks, or in an environment."""
+        _launch()
 
-@app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
-def evaluate(
-    env: str = "",
-    model: str = "",
-    iteration: int = -1,
-    num_examples: int = 0,
-    gpu_type: str = "",
-    gpu_count: int = -1,
-    config_path: str = "",
-    overrides: str = "",
-) -> None:
-    """Evaluate a model on the benchmarks, or in an environment."""
-    _launch("evaluate", **locals())
-
-
-@app.function(image=cpu_image(EXTRAS), **_waiter, **_shared)
-def train_with_config(config_path: str, stage: str = "", env: str = "", steps: int = 0) -> None:
-    """Train with the settings of a run file."""
-    _launch(**locals())
-
-
-def _launch(stage: str, overrides: str = "", **flags: Any) -> None:
-    unset = {"steps": 0, "num_examples": 0}
-    given = {key: value for key, value in flags.items() if value not in ("", unset.get(key, -1))}
-    launch = modal.current_function_call_id() or ""
-    try:
-        # A retry after a time-out follows the run. After a failure it must not repeat the launch.
-        if (failure := CLAIMS.failure_of(launch)) is not None:
-            raise LaunchError(failure)
-        conduct(resolve(of_function(stage, overrides=split_overrides(overrides), **given)))
-    except LaunchError as error:
-        CLAIMS.note_failure(launch, str(error))
-        # The client raises this as well, and so ends with one line instead of a traceback.
-        raise SystemExit(f"modal_train: {error}") from None
+    @app.local_entrypoint()
+    def train_with_config(*words: str) -> None:
+        """Train with the settings of a run file."""
+        _launch()

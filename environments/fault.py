@@ -12,6 +12,9 @@ from typing import Any
 
 from drzero.ops.errors import UserError
 
+SAME_PACKAGES = "DRZERO_SAME_PACKAGES"
+"""Set in a container with the packages of the run's own: what it cannot load, the run cannot either."""
+
 
 class EnvironmentFault(Exception):
     """An environment's own code has failed an episode. The message is one line."""

@@ -9,30 +9,44 @@ import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from drzero.launch.actions import ACTIONS, find_action
 from drzero.launch.errors import LaunchError
 from drzero.ops.text import did_you_mean
 
 FUNCTIONS = {"train": "", "evaluate": "evaluate", "train_with_config": ""}
-"""App functions, and the action each launches without `--stage`. Empty: the environment decides."""
+"""Entry points besides `main`, and their actions without `--stage`. Empty: the environment decides."""
 _TEXT_FLAGS = {
     "model": "an option of config/model/, or a hub id; evaluate scores it unless --iteration is given",
     "env": "own or demo, which are searched; or wordle, bfcl-single-turn, verifiers:NAME, one of your own",
-    "stage": "of logs, stacks, diagnose, preflight and check-services",
+    "stage": "of logs, stacks, diagnose, preflight, check-services and flow-test",
     "hop-ratio": "like 4:3:2:1",
     "config-path": "a run file, as in config/runs/",
-    "gpu-type": "like H100; without it the smallest machine that holds the model",
+    "gpu-type": "like H100; one, unless --gpu-count says more. Without both: 8 x H100",
+    "provoke": "with flow-test: a fault",
 }
 _NUMBER_FLAGS = {
     "iteration": (0, "of the loop; 0 is the base model"),
     "steps": (1, "training steps (of an iteration)"),
     "gpu-count": (0, "0 for none"),
     "num-examples": (1, "questions of each benchmark, or rows of the environment"),
+    "seconds": (1, "with flow-test: how long"),
 }
 """The least value of each, and its help."""
-_TAKES_PLACES = ("upload", "download", "logs", "stacks", "diagnose")
+_NAME_A_RUN = ("logs", "stacks", "diagnose")
+_TAKES_PLACES = ("upload", "download", *_NAME_A_RUN)
+_RUNS = (*(name for name, action in ACTIONS.items() if action.is_job), "preflight")
+_ITERATES = ("challenger", "synthesize", "solver", "merge", "evaluate", "preflight", "check-services")
+_TAKEN_BY = {
+    "stage": ("preflight", "check-services", "flow-test", *_NAME_A_RUN),
+    "iteration": (*_ITERATES, *_NAME_A_RUN),
+    **dict.fromkeys(("env", "model"), (*_RUNS, *_NAME_A_RUN)),
+    **dict.fromkeys(("gpu-type", "gpu-count", "steps", "hop-ratio", "num-examples"), _RUNS),
+    "config-path": (*_RUNS, "list-models"),
+    **dict.fromkeys(("seconds", "provoke", "workers"), ("flow-test",)),
+}
+"""The actions that read a flag. Another would ignore it."""
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*\}}|[^\s'\"\[\]{{}}])+"
 
@@ -42,7 +56,8 @@ class Words:
     """The parsed command line. None stands for a flag that was left out."""
 
     action: str
-    """Empty for an app function without `--stage`: the environment decides."""
+    """Empty for `::train` without `--stage`: the environment decides."""
+    function: str = "main"
     iteration: int | None = None
     model: str | None = None
     env: str | None = None
@@ -53,6 +68,9 @@ class Words:
     gpu_count: int | None = None
     stage: str | None = None
     num_examples: int | None = None
+    seconds: int | None = None
+    provoke: str | None = None
+    workers: bool = False
     follow: bool = False
     with_trainer: bool = False
     overrides: list[str] = field(default_factory=list)
@@ -67,9 +85,9 @@ class _Parser(argparse.ArgumentParser):
         raise LaunchError(message)
 
 
-def parse(words: Sequence[str]) -> Words:
+def parse(words: Sequence[str], function: str = "main") -> Words:
     """Parse the words after `modal_train.py`. `--help` exits. Raises LaunchError for any mistake in them."""
-    parser = _build(needs_action=True)
+    parser = _build(function)
     values, rest = parser.parse_known_args(list(words))
     for word in rest:
         if word.startswith("-"):
@@ -78,22 +96,25 @@ def parse(words: Sequence[str]) -> Words:
             raise LaunchError(f"{name}: no such flag{did_you_mean(name, flags)}. Flags: {', '.join(flags)}")
     overrides = [word for word in rest if "=" in word or word.startswith("~")]
     places = [word for word in rest if word not in overrides]
-    return _checked(Words(**vars(values), overrides=overrides, places=places))
+    if function != "main":
+        values.action = values.stage or FUNCTIONS[function]
+        values.stage = None
+        overrides = [*split_overrides(vars(values).pop("overrides")), *overrides]
+        if values.action not in ("", "evaluate") and not find_action(values.action).trains:
+            other = f"use train, challenger, solver or evolve, or --action {values.action}"
+            raise LaunchError(f"--stage {values.action}: {other}")
+    return _checked(Words(**vars(values), function=function, overrides=overrides, places=places))
 
 
-def parse_modal_run(argv: Sequence[str], file: str) -> tuple[str, Words | None]:
-    """Function and words of `modal run`, empty for others. Modal itself would parse them after a build."""
+def parse_modal_run(argv: Sequence[str], file: str) -> Words | None:
+    """The words of `modal run FILE`, None for other programs. Modal itself would parse them after a build."""
     function, words = _called(argv, file)
-    if function == "main":
-        return function, parse(words)
-    if function not in FUNCTIONS:
-        return "", None
-    parser = _build(needs_action=False)
-    parser.add_argument("--overrides", default="")
-    values = vars(parser.parse_known_args(words)[0])
-    stage = values.pop("stage") or FUNCTIONS[function]
-    overrides = split_overrides(values.pop("overrides"))
-    return function, of_function(stage, overrides=overrides, **values)
+    if function in ("main", *FUNCTIONS):
+        return parse(words, function)
+    if function:
+        near = did_you_mean(function, FUNCTIONS)
+        raise LaunchError(f"::{function}: no such entry point{near}. There are {', '.join(FUNCTIONS)}")
+    return None
 
 
 def split_overrides(text: str) -> list[str]:
@@ -105,13 +126,6 @@ def split_overrides(text: str) -> list[str]:
     return [word[1:-1] if word[0] in "'\"" and word[0] == word[-1] else word for word in words]
 
 
-def of_function(action: str, **flags: Any) -> Words:
-    """The words of an app function's call. Raises LaunchError for an action it cannot launch."""
-    if action not in ("", "evaluate") and not find_action(action).trains:
-        raise LaunchError(f"--stage {action}: use train, challenger, solver or evolve, or --action {action}")
-    return _checked(Words(action=action, **flags))
-
-
 def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
     for position, word in enumerate(argv):
         name, _, function = word.partition("::")
@@ -120,23 +134,25 @@ def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
     return "", []
 
 
-def _build(*, needs_action: bool) -> _Parser:
+def _build(function: str) -> _Parser:
     actions = "".join(f"\n  {action.name:<14}{action.help}" for action in ACTIONS.values())
     parser = _Parser(
-        prog="modal run modal_train.py",
-        usage="%(prog)s --action ACTION [flags] [KEY=VALUE …]",
+        prog="modal run modal_train.py" + ("" if function == "main" else f"::{function}"),
+        usage=f"%(prog)s {'--action ACTION ' * (function == 'main')}[flags] [KEY=VALUE …]",
         description=f"actions:{actions}",
         epilog="KEY=VALUE is a Hydra override for the stage. docs/modal.md explains it all.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        add_help=needs_action,
     )
-    if needs_action:
+    if function == "main":
         parser.add_argument("--action", required=True)
+    else:
+        parser.add_argument("--overrides", default="", help="several KEY=VALUE in one text")
     for flag, meaning in _TEXT_FLAGS.items():
         parser.add_argument(f"--{flag}", help=meaning)
     for flag, (_, meaning) in _NUMBER_FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, help=meaning)
+    parser.add_argument("--workers", action="store_true", help="with flow-test: in workers of its own")
     parser.add_argument("--follow", action="store_true", help="with logs: until the run's end")
     parser.add_argument(
         "--with-trainer", action="store_true", help="with check-services: through the stage's own trainer"
@@ -145,8 +161,14 @@ def _build(*, needs_action: bool) -> _Parser:
 
 
 def _checked(words: Words) -> Words:
-    # An app function without --stage trains, and takes only flags.
+    # `::train` without --stage trains.
     action = find_action(words.action or "train")
+    for flag, actions in _TAKEN_BY.items():
+        if getattr(words, flag.replace("-", "_")) not in (None, False) and action.name not in actions:
+            hint = f": use --action {words.stage}" if flag == "stage" else ""
+            raise LaunchError(
+                f"--{flag}: {action.name} does not read it{hint}. It is for {', '.join(actions)}"
+            )
     if words.steps is not None and not action.trains and action.name != "preflight":
         raise LaunchError(f"--steps: {action.name} does not train; leave it out")
     if words.follow and action.name != "logs":

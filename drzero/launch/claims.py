@@ -90,15 +90,6 @@ class Claims:
                 self.require_free(request)
                 return call
 
-    def note_failure(self, launch: str, message: str) -> None:
-        """Remember why a launch failed, for the next attempt of its app function."""
-        self._table.put(f"failed {launch}", message)
-
-    def failure_of(self, launch: str) -> str | None:
-        """Why an earlier attempt of the launch failed, if it did."""
-        message: str | None = self._table.get(f"failed {launch}")
-        return message
-
     def _holds(self, claim: Claim) -> bool:
         # Even if Modal is wrong: no call runs or waits for its machine longer than this.
         return self._clock() - claim.at < 2 * MODAL_LIMIT_S and self._is_running(claim.call)

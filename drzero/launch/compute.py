@@ -120,16 +120,17 @@ def load_compute(name: str) -> Compute:
 
 
 def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
-    """The machine with other GPUs (`none` or 0: none). Cores and memory follow, other changes stay."""
+    """The machine with other GPUs (`none` or 0: none). Cores and memory grow, other changes stay."""
     if type_ is None and count is None:
         return compute
     if count == 0 or (type_ or "").lower() == "none":
         return _with_changes_of(compute, load_compute("cpu"))
     count = count or compute.count or 1
     wanted = _known_type(type_) if type_ else compute.type
-    if not compute.type or (count == 1) != (compute.count == 1):
-        files = (load_compute(name) for name in compute_names())
-        exact = next((file for file in files if (file.type, file.count) == (wanted, count)), None)
+    files = (load_compute(name) for name in compute_names())
+    exact = next((file for file in files if (file.type, file.count) == (wanted, count)), None)
+    is_file = exact is not None and compute == load_compute(compute.name)
+    if is_file or not compute.type or (count == 1) != (compute.count == 1):
         base = exact or load_compute("single_h100" if count == 1 else "8xh100")
         compute = _with_changes_of(compute, base)
     return compute.changed(type=wanted or compute.type, count=count)
@@ -138,7 +139,10 @@ def for_gpus(compute: Compute, type_: str | None, count: int | None) -> Compute:
 def _with_changes_of(compute: Compute, base: Compute) -> Compute:
     file = load_compute(compute.name)
     changes = {key: getattr(compute, key) for key in _KEYS if getattr(compute, key) != getattr(file, key)}
-    return base.changed(**{key: value for key, value in changes.items() if key not in ("type", "count")})
+    # Cores and memory of a smaller machine would not do.
+    grown = {key: max(changes[key], getattr(base, key)) for key in ("cpu", "memory") if key in changes}
+    kept = {key: value for key, value in changes.items() if key not in ("type", "count")}
+    return base.changed(**kept | (grown if base.type else {}))
 
 
 def _known_type(name: str) -> str:

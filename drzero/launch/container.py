@@ -20,7 +20,7 @@ from typing import Any
 from drzero.launch.commits import Commits, CommittedVolume
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import ROOT
-from drzero.launch.request import NO_RESUME, Request
+from drzero.launch.request import Request
 from drzero.launch.spend import CONTINUES, EVERY_S, Spend, money_ends_at
 from drzero.launch.status import stall_of, status_line
 from drzero.launch.volumes import MOUNTS, folder_overrides, launch_folder, place
@@ -28,6 +28,7 @@ from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime
 from drzero.ops.files import atomic_write
 from drzero.ops.process.child import Child, Command
+from environments.fault import SAME_PACKAGES
 from verl_ext.artefacts import LOG_VARIABLE
 
 OUT_OF_TIME = OutOfTime.exit_code
@@ -208,8 +209,8 @@ class _Job:
         if code != OUT_OF_TIME:
             advice = "raise it, or lower trainer.save_freq"
             return outcome("failed", f"reached no checkpoint within {timeout}: {advice}")
-        if NO_RESUME in self.request.command:
-            reason = f"with {NO_RESUME} another call would start from the beginning: raise it"
+        if not self.request.resumes:
+            reason = "another call would start from the beginning: raise it"
             return outcome("failed", f"did not end within {timeout}, and {reason}")
         if self._fruitless + (not self._grew) >= FRUITLESS_PARTS:
             return outcome("failed", f"saved nothing in {FRUITLESS_PARTS} calls of {timeout}: raise it")
@@ -239,4 +240,5 @@ def run_module(module: str, words: list[str]) -> int:
     for kind in MOUNTS:
         words = [word.replace(f"{{{kind}}}", str(place(kind))) for word in words]
     command = [sys.executable, "-m", module, *words]
-    return subprocess.run(command, check=False, env={**os.environ, "PYTHONUNBUFFERED": "1"}).returncode
+    env = {**os.environ, "PYTHONUNBUFFERED": "1", SAME_PACKAGES: "1"}
+    return subprocess.run(command, check=False, env=env).returncode

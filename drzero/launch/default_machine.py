@@ -1,13 +1,15 @@
-"""The machine of a launch that names none: the smallest on which the memory ledger holds the model.
+"""The machine of a launch that names none: the recipe's own, 8×H100, for which a cheaper one may do.
 
-The ledger needs Hydra and veRL, which the client lacks, so its results are a table here, and a test computes
-them again. Preflight applies the real ledger with all overrides. GPUs without bfloat16 are left out.
+The memory ledger says what holds a model. It needs Hydra and veRL, which the client lacks, so its results are
+a table here, and a test computes them again. GPUs without bfloat16 are left out.
 """
 
 import re
 
-from drzero.launch.errors import LaunchError
+from drzero.launch.compute import load_compute
 
+RECIPES = "8xh100"
+"""The machine of config/STAGE.yaml too."""
 FITS = {
     0.2: ("a10g", "a10g"),
     0.5: ("a100-40gb", "a10g"),
@@ -33,18 +35,23 @@ def billions_of(model: str) -> float | None:
     return max(sizes) if sizes else None
 
 
-def default_machine(stage: str, model: str) -> tuple[str, str]:
-    """The machine and the reason. Raises LaunchError if the model's size is unknown or too large."""
+def smallest_machine(stage: str, model: str) -> str | None:
+    """The smallest that holds the model, or None if its size is unknown or too large for all."""
     billions = billions_of(model)
-    if billions is None:
-        raise LaunchError(
-            f"{model}: the size of this model is not known, so no machine can be chosen for it: add "
-            "--gpu-type and --gpu-count, for example --gpu-type H100 --gpu-count 1"
-        )
-    what = f"a model of {billions:g} billion weights ({model}) in {stage}"
     for most, (training, serving) in FITS.items():
-        if billions <= most:
-            machine = serving if stage in ("synthesize", "evaluate") else training
-            holds = f"the smallest machine whose memory holds {what}"
-            return machine, f"{holds}; --gpu-type and --gpu-count choose another"
-    raise LaunchError(f"{model}: no machine of config/compute/ holds {billions:g} billion weights in {stage}")
+        if billions is not None and billions <= most:
+            return serving if stage in ("synthesize", "evaluate") else training
+    return None
+
+
+def default_machine(stage: str, model: str, *, rehearses: bool) -> tuple[str, str]:
+    """The machine and the reason. A rehearsal gets the smallest that holds its model."""
+    smallest = smallest_machine(stage, model)
+    if rehearses and smallest:
+        return smallest, f"the smallest machine whose memory holds {model} in {stage}"
+    reason = "the recipe's machine, with SGLang; another is one flag: --gpu-type, --gpu-count or compute="
+    if smallest not in (None, RECIPES):
+        cheaper = load_compute(smallest)
+        engine = ", with the slower reference engine" if cheaper.count == 1 else ""
+        reason += f"; compute={smallest} at ${cheaper.usd_per_hour:.2f} an hour holds {model} too{engine}"
+    return RECIPES, reason

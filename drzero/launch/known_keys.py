@@ -19,11 +19,12 @@ from drzero.launch.errors import LaunchError
 from drzero.ops.text import did_you_mean
 from drzero.recipe.settings.schema import STAGES as CONFIGS
 from drzero.recipe.settings.schema import schema_of
-from drzero.recipe.settings.verl import OLD_KEYS, ROOTS
+from drzero.recipe.settings.verl import OLD_KEYS, RENAMED, ROOTS
 
 FILE = Path(__file__).with_name("verl_keys.yaml")
 STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
 """The stages of a loop. `stages.STAGE.` starts an override of one."""
+SOME = "some"
 OPEN = ("critic", "distillation", "global_profiler", "reward_model")
 """Parts of veRL's config that the recipe does not use, so their keys are not listed."""
 
@@ -34,9 +35,11 @@ def check_keys(overrides: Sequence[str], installs: Sequence[str] = ()) -> None:
         sign, key, value = _parts(word)
         if "=" not in word and not sign.startswith("~"):
             raise LaunchError(f"{word!r}: an override is KEY=VALUE, +KEY=VALUE or ~KEY")
-        if sign.startswith("+") or key.startswith("hydra."):
+        if key.startswith("hydra."):
             continue
-        if key == "env":
+        if sign.startswith("+"):
+            _check_added(word, sign, key, value)
+        elif key == "env":
             check_environment(value, installs=installs)
         elif (CONFIG / key).is_dir():
             known = sorted(file.stem for file in (CONFIG / key).glob("*.yaml"))
@@ -48,6 +51,14 @@ def check_keys(overrides: Sequence[str], installs: Sequence[str] = ()) -> None:
         elif not _is_known(key):
             near = did_you_mean(key, _known())
             raise LaunchError(f"{word}: there is no key {key!r}{near}. To add one on purpose, write +{word}")
+
+
+def _check_added(word: str, sign: str, key: str, value: str) -> None:
+    """Refuse what a container would refuse: to add a key that is always there, or that has a new name."""
+    if key in RENAMED and key not in _known():
+        raise LaunchError(f"{word}: {key!r} is now {RENAMED[key]!r}. Write {RENAMED[key]}={value}")
+    if (CONFIG / key).is_dir() or (sign == "+" and key in _always()):
+        raise LaunchError(f"{word}: {key!r} exists already. To set it, write {word.lstrip('+')}")
 
 
 def _parts(word: str) -> tuple[str, str, str]:
@@ -65,9 +76,20 @@ def _parts(word: str) -> tuple[str, str, str]:
 
 
 @cache
+def _verls() -> dict[str, Any]:
+    return dict(_dotted(yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader)))
+
+
+@cache
+def _always() -> set[str]:
+    """The keys that every config of a stage has, once the stage has them."""
+    ours = (name for stage in CONFIGS for name in schema_of(stage).keys)
+    return {*ours, *(name for name, value in _verls().items() if value is None)}
+
+
+@cache
 def _known() -> dict[str, bool]:
-    verls = _dotted(yaml.load(FILE.read_text(encoding="utf-8"), yaml.CSafeLoader))
-    names = [*verls, *OLD_KEYS, *(name for stage in CONFIGS for name in schema_of(stage).keys)]
+    names = [*_verls(), *OLD_KEYS, *(name for stage in CONFIGS for name in schema_of(stage).keys)]
     groups = {name[:end] for name in names for end, letter in enumerate(name) if letter == "."}
     return {name: name in groups for name in (*groups, *names)}
 
@@ -83,14 +105,15 @@ def _is_known(key: str) -> bool:
     return False
 
 
-def _dotted(tree: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def _dotted(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, inner in tree.items():
-        yield prefix + name
-        yield from _dotted(inner or {}, f"{prefix}{name}.")
+        yield prefix + name, inner
+        if isinstance(inner, dict):
+            yield from _dotted(inner, f"{prefix}{name}.")
 
 
 def verl_keys() -> dict[str, Any]:
-    """The tree of veRL's keys, including keys that only files of `config/` set."""
+    """The tree of veRL's keys. Keys that only some files of `config/` set have the value SOME."""
     from omegaconf import OmegaConf
 
     from drzero.recipe.compose import compose_plain
@@ -99,18 +122,18 @@ def verl_keys() -> dict[str, Any]:
     _add(tree, OmegaConf.to_container(compose_plain("challenger", ["hardware=8xh100"]), resolve=False))
     for file in sorted(CONFIG.glob("*/*.yaml")):
         if file.parent.name not in ("runs", "loop"):
-            _add(tree, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+            _add(tree, yaml.safe_load(file.read_text(encoding="utf-8")) or {}, SOME)
     return {name: {} if name in OPEN else tree[name] for name in sorted(tree) if name in ROOTS}
 
 
-def _add(tree: dict[str, Any], values: Any) -> None:
+def _add(tree: dict[str, Any], values: Any, leaf: str | None = None) -> None:
     for name, value in values.items():
         if isinstance(value, dict):
             if not isinstance(tree.get(name), dict):
                 tree[name] = {}
-            _add(tree[name], value)
+            _add(tree[name], value, leaf)
         else:
-            tree.setdefault(str(name), None)
+            tree.setdefault(str(name), leaf)
 
 
 def as_text(tree: dict[str, Any]) -> str:
@@ -120,8 +143,8 @@ def as_text(tree: dict[str, Any]) -> str:
 
 
 def _flow(tree: dict[str, Any]) -> str:
-    inner = (key if value is None else f"{key}: {_flow(value)}" for key, value in tree.items())
-    return f"{{{', '.join(inner)}}}"
+    shown = {key: _flow(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    return f"{{{', '.join(key if value is None else f'{key}: {value}' for key, value in shown.items())}}}"
 
 
 if __name__ == "__main__":

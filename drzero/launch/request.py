@@ -94,10 +94,15 @@ class Request:
         return dataclasses.replace(self, part=self.part + 1)
 
     @property
+    def resumes(self) -> bool:
+        """Whether another call continues it when its time is up."""
+        return NO_RESUME not in self.command and self.action not in CHECKS
+
+    @property
     def usd_at_most(self) -> float | None:
         """The most all its calls can cost in US dollars, or None without a limit."""
         by_time = self.compute.timeout / 3600 * self.compute.usd_per_hour
-        limits = [self.compute.max_usd, by_time if NO_RESUME in self.command else None]
+        limits = [self.compute.max_usd, None if self.resumes else by_time]
         return min((limit for limit in limits if limit is not None), default=None)
 
     @property
@@ -140,6 +145,8 @@ class _Launch:
     env: str | None
     file: RunFile
     """For `env`, and on top of the general one where episodes are played."""
+    machine_from: str
+    """The run file whose machine it starts from, if one names it."""
 
     @cached_property
     def typed(self) -> tuple[str, ...]:
@@ -233,7 +240,7 @@ def run_name(words: Words) -> str:
     if words.places:
         return words.places[0]
     env, stage = _environment(words, RunFile()), words.stage or "challenger"
-    return _Launch(words, find_action(words.action), stage, env, RunFile()).default_name
+    return _Launch(words, find_action(words.action), stage, env, RunFile(), "").default_name
 
 
 # Merging ----------------------------------------------------------------------------------------------------
@@ -247,17 +254,20 @@ def _merged(words: Words) -> _Launch:
     if stage == "train" and not is_task(env):
         said = f"--env {env} is a corpus, which --action challenger searches" if env else "--env is missing"
         raise LaunchError(f"{stage}: {said}: name an environment, such as --env wordle")
+    machine_from = words.config_path
     if env is not None and is_task(env):
         if stage not in ("train", "evaluate") and (action.is_job or action.name == "preflight"):
             raise LaunchError(
                 f"--env {env}: {stage} searches a corpus (own or demo), and {env} is played: a model is "
                 "trained in it by --action train, or ::train without --stage"
             )
+        if file.base is None:
+            machine_from = f"config/runs/{GENERAL.name}"
         is_general = words.config_path is None or Path(words.config_path).resolve() == GENERAL
-        file = file.on_general(env, words.gpu_count, is_general=is_general)
+        file = file.on_general(env, is_general=is_general)
     else:
         file = file.in_environment(env)
-    return _Launch(words, action, stage, env, file)
+    return _Launch(words, action, stage, env, file, machine_from or "")
 
 
 def _environment(words: Words, file: RunFile) -> str | None:
@@ -306,18 +316,19 @@ def _script(launch: _Launch) -> str | None:
 
 
 def _machine(launch: _Launch) -> tuple[Compute, str]:
-    action, file, reason = launch.action, launch.file, "it was asked for"
+    action, file = launch.action, launch.file
     is_smoke = action.name == "smoke"
     if named := launch.named("compute"):
         smoke = {"timeout": SMOKE_TIMEOUT_S, "max_usd": SMOKE_MAX_USD} if is_smoke else {}
-        return load_compute(named).changed(**smoke), reason
+        return load_compute(named).changed(**smoke), f"compute={named} names it"
     if not launch.uses_machine:
         # A run file's machine is for runs.
         return load_compute(action.compute or "cpu"), f"{action.name} runs on it"
-    base = file.base
+    base, reason = file.base, f"{launch.machine_from} names it"
     if base is None:
-        base, why = _default_machine(launch)
-        reason = reason if _flags_choose(launch.words) else why
+        base, reason = _default_machine(launch)
+    if _flags_choose(launch.words):
+        reason = "--gpu-type and --gpu-count choose it"
     machine = file.machine(base)
     if action.name in CHECKS:
         machine = machine.changed(timeout=min(machine.timeout, CHECK_TIMEOUT_S), retries=0)
@@ -340,10 +351,11 @@ def _default_machine(launch: _Launch) -> tuple[str, str]:
     served = launch.named("solver.model_path") if stage == "evaluate" else None
     if served is None or billions_of(served) is None:
         served = launch.named("model", "base_model") or launch.model
-    model = served or model_of_loop(launch.named("loop") or "") or DEFAULT_MODEL
-    if _flags_choose(launch.words) and billions_of(model) is None:
-        return "single_h100", ""
-    return default_machine(stage, model)
+    of_loop = model_of_loop(launch.named("loop") or "")
+    if launch.words.gpu_type is not None and launch.words.gpu_count is None:
+        return "single_h100", ""  # one of that type
+    rehearses = of_loop is not None or environment_defaults(launch.env).model is not None
+    return default_machine(stage, served or of_loop or DEFAULT_MODEL, rehearses=rehearses)
 
 
 # The command ------------------------------------------------------------------------------------------------
@@ -369,6 +381,10 @@ def _command(launch: _Launch, compute: Compute, overrides: list[str]) -> tuple[s
         rest.append(WITH_TRAINER)
     if launch.iteration is not None and stage not in ("evolve", "train", "flow-test"):
         rest.append(f"iteration={launch.iteration}")
+    if action.name == "flow-test":
+        flags = {"stage": words.stage, "seconds": words.seconds, "provoke": words.provoke}
+        rest += [f"flow_test.{key}={value}" for key, value in flags.items() if value is not None]
+        rest += ["flow.workers=true"] if words.workers else []
     has_own_name = action.name in CHECKS or stage in CHECKS or launch.scores_model or launch.plays
     if has_own_name and not _last(overrides, "run.name"):
         rest.append(f"run.name={launch.default_name}")
@@ -395,8 +411,13 @@ def _shared(launch: _Launch, compute: Compute) -> list[str]:
             words.append("++actor_rollout_ref.model.override_config.attn_implementation=drzero_packed")
     if launch.env:
         words.append(f"env={launch.env}")
+    model = launch.model
+    # A machine without a GPU has the demo policy by default, and makes what another action's GPUs will read.
+    of_loop = model_of_loop(launch.named("loop") or "")
+    if (model or launch.named("model") or of_loop) is None and compute.hardware == "cpu":
+        model = DEFAULT_MODEL
     # The environment's own file chooses its default model.
-    if (model := launch.model) and model != environment_defaults(launch.env).model:
+    if model and model != environment_defaults(launch.env).model:
         option = model_option(model)
         # A model without an option must not get the demo policy's prompts and lengths.
         words += [f"model={option}"] if option else [f"model={DEFAULT_MODEL}", f"base_model={model}"]

@@ -56,25 +56,28 @@ class RunFile:
             overrides=[*self.overrides, *self.overrides_by_env.get(env or "", [])],
         )
 
-    def on_general(self, env: str, gpu_count: int | None, *, is_general: bool) -> "RunFile":
-        """On top of `config/runs/general.yaml`. `is_general`: no run file is given, or the general one."""
+    def on_general(self, env: str, *, is_general: bool) -> "RunFile":
+        """On top of `config/runs/general.yaml`. `is_general`: no run file is given, or the general one.
+
+        What the environment needs wins over a file that was written for another one.
+        """
         general = read_runfile(str(GENERAL))
         changes, settings = machine_changes(general.overrides_by_env.get(env, []))
         defaults = {**general.compute, **changes}
-        general = replace(
-            general.in_environment(env), overrides=[*general.overrides, *settings], overrides_by_env={}
-        )
-        compute = None if is_general else self.compute
-        if compute is None and (gpu_count or 1) > 1:
-            compute = {"count": gpu_count}
+        overrides = [*general.overrides, *settings]
+        whole = replace(general.in_environment(env), overrides=overrides, compute=defaults)
         if is_general:
-            return replace(general, compute=_on_base(compute, defaults))
+            return whole
         own = self.in_environment(env)
+        overrides += own.overrides
+        if canonical(self.env or "") != env:
+            by_env = own.overrides[len(self.overrides) :]
+            overrides = [*general.overrides, *self.overrides, *settings, *by_env]
         return replace(
             own,
-            compute=_on_base(compute, defaults),
-            model=own.model or general.model,
-            overrides=[*general.overrides, *own.overrides],
+            compute=_on_base(self.compute, defaults),
+            model=own.model or whole.model,
+            overrides=overrides,
             overrides_by_model={**general.overrides_by_model, **own.overrides_by_model},
             scripts_by_env={**general.scripts_by_env, **own.scripts_by_env},
         )
@@ -86,9 +89,11 @@ def _on_base(compute: Any, general: dict[str, Any]) -> Any:
         return compute
     changes = compute or {}
     if changes.get("count", 1) == 1:
-        return {**general, **changes}
-    of_general = {"type": load_compute(general["base"]).type, "timeout": general["timeout"]}
-    return {"base": "8xh100", **of_general, **changes}
+        memory = changes.get("memory")
+        more = {"memory": max(memory, general["memory"])} if isinstance(memory, int) else {}
+        return {**general, **changes, **more}
+    of_general = {key: general[key] for key in ("timeout", "max_usd")}
+    return {"base": "8xh100", "type": load_compute(general["base"]).type, **of_general, **changes}
 
 
 def machine_changes(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -25,8 +25,7 @@ def dotenv_secret(root: Path) -> modal.Secret:
 
 def named_secrets(root: Path) -> tuple[str, ...]:
     """The named secrets that exist and that `.env` does not replace. Prints a line for each missing one."""
-    # In the container of an app function, the contents of `.env` are in the environment.
-    already = dotenv_values(root / ".env") if modal.is_local() else os.environ
+    already = dotenv_values(root / ".env")
     found = []
     for name, key in NAMED.items():
         if already.get(key):

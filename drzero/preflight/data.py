@@ -35,8 +35,12 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
     """The prompts must exist, fill a batch, have this run's wording, and fit the prompt length."""
     config, path = ctx.config, Path(str(ctx.config.data.train_files))
     if not path.exists():
-        why = f"no prompts at {path} (data.train_files)"
-        yield error(TRAIN, why, "make them with `drzero prepare-data`, or correct the path")
+        others = sorted(other.name for other in path.parent.glob("zero_ratio*.parquet"))
+        there = f"; {', '.join(others)} there is for another model or hop_ratio" if others else ""
+        why = f"no prompts at {path} (data.train_files){there}"
+        yield error(
+            TRAIN, why, "make them with `drzero prepare-data` and the same model=, or correct the path"
+        )
         return
     table = read_parquet(path, ["prompt", "extra_info"])
     prompts = table.column("prompt").to_pylist()

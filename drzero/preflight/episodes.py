@@ -1,5 +1,6 @@
 """Checks of a stage's environment: its rows, their length, and an episode without a model."""
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,7 +8,7 @@ from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.models import HUB_ID, is_out_of_reach
 from drzero.recipe.environment import limits_of, opening_tokens, play_silent, rows_of
-from environments.fault import EnvironmentUnusable
+from environments.fault import SAME_PACKAGES, EnvironmentUnusable
 from environments.row import Row
 from environments.taskset import Taskset
 
@@ -23,7 +24,12 @@ def check_environment(ctx: CheckContext) -> Iterator[Finding]:
     except EnvironmentUnusable as reason:
         if ctx.starting or ctx.machine.is_local or not config.environment.name:
             raise
-        yield warning(ENV, f"{reason} (here, but the run is for another machine)", "install it there")
+        name = config.environment.name.partition(":")[2] or config.environment.name
+        if SAME_PACKAGES in os.environ:
+            fix = f"if a package brings it, name it in a run file (image: {{pip: [{name}]}}, --config-path)"
+            yield error(ENV, str(reason), fix)
+        else:
+            yield warning(ENV, f"{reason} (here, but the run is for another machine)", "install it there")
         return
     if ctx.trains:
         rows = rows_of(taskset, "train", config.train_rows, config.data.seed)

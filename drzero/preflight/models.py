@@ -182,12 +182,12 @@ def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
     name = ctx.config.retrieval.embedder
     if name == PACKAGED_EMBEDDER and ctx.stage == "prepare_data" and ctx.config.source is not None:
         why = (
-            f"the index will need {name}, the embedder for machines without a GPU; a run on GPUs defaults to "
+            f"the index will need {name}, the demo policy's embedder; a run of another model defaults to "
             f"{DEFAULT_EMBEDDER} and would refuse it"
         )
         fix = (
-            "for a run on GPUs name its machine here too (compute=8xh100), or set "
-            f"retrieval.embedder={name} there"
+            "for such a run name its model here too (model=qwen2.5-3b), which words the prompts as well, "
+            f"or set retrieval.embedder={name} there"
         )
         yield warning("retrieval.embedder", why, fix)
     if ctx.stage in ("prepare_data", "preview") and ctx.config.source is not None:

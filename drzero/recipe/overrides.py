@@ -38,27 +38,14 @@ from drzero.recipe.settings.schema import Schema, all_keys
 
 register()
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-RENAMED = {
-    f"{_ACTOR}.micro_batch_size_per_gpu": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
-    "critic.micro_batch_size_per_gpu": "critic.ppo_micro_batch_size_per_gpu",
-    f"{_ROLLOUT}.micro_batch_size_per_gpu": f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
-    "actor_rollout_ref.ref.micro_batch_size_per_gpu": (
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"
-    ),
-    f"{_ROLLOUT}.multi_turn.max_turns": f"{_ROLLOUT}.multi_turn.max_assistant_turns",
-    f"{_ROLLOUT}.tp": f"{_ROLLOUT}.tensor_model_parallel_size",
-    "flow.patience_s": "watchdog.floor_s",
-    "flow.cold_start_s": "watchdog.cold_start_s",
-    "flow.tell_every_s": "flow.log_every_s",
-}
-"""Keys of older releases and of guides to them, which are refused. Nearest-name search would miss these."""
-
 PLAIN_MODEL = "qwen2.5-3b"
 """An option of model/ that sets only base_model. Models without an option build on it."""
 
 # Users may add entries to these mappings without a sign.
 _OPEN_MAPPINGS = (
+    "process_env",
+    "agent_options",
+    "environment.options",
     "solver.server_args",
     "rollout.server_args",
     "actor_rollout_ref.actor.optim.override_optimizer_config",
@@ -372,9 +359,9 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
         if override.value() is not None and override.value() != found:
             raise OverrideError(f"{line!r}: {key} is {found!r}, not {override.value()!r}")
         return
-    if found is _ABSENT and key in RENAMED:
-        new = f"{RENAMED[key]}={override.get_value_element_as_str()}"
-        raise OverrideError(f"{line!r}: {key!r} is now {RENAMED[key]!r}. Write {new}")
+    if found is _ABSENT and key in verl.RENAMED:
+        new = f"{verl.RENAMED[key]}={override.get_value_element_as_str()}"
+        raise OverrideError(f"{line!r}: {key!r} is now {verl.RENAMED[key]!r}. Write {new}")
     if schema is not None:
         _check_setting(override, groups, schema)
     paths = [key]

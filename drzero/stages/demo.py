@@ -92,7 +92,7 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
 
 
 def _demo_choices() -> list[str]:
-    return [f"hardware={detect_hardware()}", "model=demo-policy", "retrieval.embedder=packaged-minilm"]
+    return [f"hardware={detect_hardware()}", "model=demo-policy"]
 
 
 def prepare_demo_models(folder: Path) -> list[Path]:

@@ -5,7 +5,7 @@
     drzero prepare-data 'source=docs/**/*.md' on_bad=skip
     drzero prepare-data chroma.path=my/chromadb        # prompts from an existing index
     drzero prepare-data source=papers.jsonl hold_out=[questions.jsonl]    # none from an evaluated document
-    drzero prepare-data source=papers.jsonl compute=8xh100    # for that machine: its embedder
+    drzero prepare-data source=papers.jsonl model=qwen2.5-3b    # for that model: its prompts, its embedder
     drzero prepare-data source=wiki.jsonl chroma.shards=4     # an index in four collections
     drzero prepare-data source=wiki.jsonl indexing.embed_only=true    # on a GPU; then without it, elsewhere
 

@@ -37,7 +37,7 @@ FINISHED = {"state": "finished", "message": "done", "usd": 0.0, "next": None}
 
 
 def request_of(line: Line) -> Request:
-    _, words = parse_modal_run(line.words, "modal_train.py")
+    words = parse_modal_run(line.words, "modal_train.py")
     assert words is not None
     return resolve(words)
 

@@ -29,6 +29,14 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
         ("--action challenger --iteration two", "--iteration"),
         ("--action challenger --steps 0", "--steps 0: must be 1 or more"),
         ("--action merge --steps 3", "merge does not train"),
+        (
+            "--action train --env wordle --stage solver",
+            "--stage: train does not read it: use --action solver",
+        ),
+        ("--action evolve --iteration 2", "--iteration: evolve does not read it"),
+        ("--action status --gpu-type H100", "--gpu-type: status does not read it"),
+        ("--action upload x --model y", "--model: upload does not read it"),
+        ("--action solver --seconds 30", "--seconds: solver does not read it. It is for flow-test"),
         ("--action challenger --follow", "--follow is for --action logs"),
         ("--action challenger wordle", "'wordle': challenger takes only flags and overrides"),
         ("challenger", "an action is required: --action smoke, --action prepare-data"),
@@ -52,12 +60,11 @@ def test_overrides_pass_through_unchanged(action, overrides):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("modal run modal_train.py --action smoke", ("main", parse(["--action", "smoke"]))),
-        ("modal run --detach -q ./modal_train.py --action smoke", ("main", parse(["--action", "smoke"]))),
-        ("modal run modal_train.py::main --action smoke", ("main", parse(["--action", "smoke"]))),
-        ("modal run modal_train.py::other", ("", None)),
-        ("modal deploy modal_train.py", ("", None)),
-        ("pytest modal_train.py", ("", None)),
+        ("modal run modal_train.py --action smoke", parse(["--action", "smoke"])),
+        ("modal run --detach -q ./modal_train.py --action smoke", parse(["--action", "smoke"])),
+        ("modal run modal_train.py::main --action smoke", parse(["--action", "smoke"])),
+        ("modal deploy modal_train.py", None),
+        ("pytest modal_train.py", None),
     ],
 )
 def test_only_modal_run_of_the_file_is_parsed(argv, words):
@@ -65,10 +72,12 @@ def test_only_modal_run_of_the_file_is_parsed(argv, words):
 
 
 def function_words(line):
-    return parse_modal_run(f"modal run modal_train.py::{line}".split(), "modal_train.py")[1]
+    return parse_modal_run(f"modal run modal_train.py::{line}".split(), "modal_train.py")
 
 
-def test_the_flags_of_an_app_function_are_parsed_before_modal_parses_them():
+def test_the_other_entry_points_take_the_same_flags_and_overrides_in_either_form():
+    words = function_words("train --env wordle trainer.save_freq=5 --overrides +a=1")
+    assert (words.env, words.overrides) == ("wordle", ["+a=1", "trainer.save_freq=5"])
     words = function_words("train --stage solver --config-path=a.yaml --steps 3")
     assert (words.action, words.config_path, words.steps) == ("solver", "a.yaml", 3)
     assert function_words("evaluate --num-examples 50").num_examples == 50
@@ -114,6 +123,9 @@ def test_help_lists_actions_and_flags(capsys):
         ("train --stage merge", "--stage merge: use train, challenger, solver or evolve"),
         ("train --stage solvr", "did you mean 'solver'?"),
         ("train --steps -1", "--steps -1: must be 1 or more"),
+        ("trian --steps 1", "::trian: no such entry point .did you mean 'train'?"),
+        ("train --stpes 1", "--stpes: no such flag .did you mean '--steps'?"),
+        ("train --stage train --iteration 3", "--iteration: train does not read it"),
     ],
 )
 def test_a_mistake_in_an_app_functions_flags_is_one_line(line, message):

@@ -143,10 +143,3 @@ def test_a_claim_older_than_any_call_holds_no_longer(modal: Modal) -> None:
     modal.claims().take(request_of("solver", "one"), "fc-1", "ap-1")
     modal.now += 2 * MODAL_LIMIT_S
     assert modal.claims().take(request_of("solver", "two"), "fc-2", "ap-2") == "fc-2"
-
-
-def test_why_a_launch_failed_is_known_to_its_next_attempt(modal: Modal) -> None:
-    modal.claims().note_failure("one", "preflight found errors")
-    assert modal.claims().failure_of("one") == "preflight found errors"
-    assert modal.claims().failure_of("two") is None
-    modal.claims().require_free(request_of("solver", "two"))

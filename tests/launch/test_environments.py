@@ -19,8 +19,10 @@ from drzero.launch.image.image import ImageExtras, with_packages_of
 from drzero.launch.request import Request, resolve
 from drzero.launch.runfile import read_runfile
 from drzero.ops.versions import pinned
+from drzero.preflight.finding import Finding, Severity
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage
+from environments.fault import SAME_PACKAGES
 
 ROOT = Path(__file__).parents[2]
 GENERAL = "config/runs/general.yaml"
@@ -50,7 +52,7 @@ GUIDE = [
 
 def function(line: str) -> Request:
     """What `modal run modal_train.py::LINE` launches."""
-    _, words = parse_modal_run(["modal", "run", *shlex.split(f"modal_train.py::{line}")], "modal_train.py")
+    words = parse_modal_run(["modal", "run", *shlex.split(f"modal_train.py::{line}")], "modal_train.py")
     assert words is not None
     return resolve(words)
 
@@ -161,6 +163,31 @@ class TestNames:
         monkeypatch.setattr(environments, "OWN", tmp_path)
         assert (check_environment("number"), check_environment("vf-word-game")) == ("number", "word-game")
 
+    @pytest.mark.parametrize(
+        ("name", "problem", "package"),
+        [
+            ("gsm8k", "verifiers", "pip: [gsm8k]"),
+            ("verifiers:acereason_math", "verifiers", "pip: [acereason_math]"),
+            ("empty", "has no function load()", "pip: [empty]"),
+        ],
+    )
+    def test_one_that_the_containers_packages_do_not_have_is_an_error_before_a_gpu_is_requested(
+        self, tmp_path, monkeypatch, name, problem, package
+    ):
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "empty" / "__init__.py").write_text("")
+        monkeypatch.setattr(environments, "OWN", tmp_path)
+        words = [f"paths.environments={tmp_path}", *action(f"train --env {name}").command[1:]]
+
+        def found() -> Finding:
+            config = compose_stage("train", words)
+            (one,) = [one for one in preflight(config, "train").findings if problem in one.why]
+            return one
+
+        assert found().severity is Severity.WARNING  # here, which is another machine
+        monkeypatch.setenv(SAME_PACKAGES, "1")
+        assert found().severity is Severity.ERROR and package in found().fix
+
     def test_a_package_of_the_run_file_may_bring_one(self, tmp_path: Path) -> None:
         file = tmp_path / "run.yaml"
         file.write_text("{env: theirs, image: {pip: [their-environments==1.0]}}")
@@ -204,7 +231,8 @@ class TestWhatFollows:
     @pytest.mark.parametrize("file", ["", f" --config-path {GENERAL}"])
     def test_what_an_environment_needs_of_the_general_machine_is_not_asked_of_several_gpus(self, file):
         line = "train --env {} --gpu-type H100 --gpu-count 8" + file
-        assert action(line.format("bfcl-single-turn")).compute == action(line.format("wordle")).compute
+        of_bfcl, of_wordle = (action(line.format(env)).compute for env in ("bfcl-single-turn", "wordle"))
+        assert of_bfcl.changed(max_usd=of_wordle.max_usd) == of_wordle
 
     def test_a_run_file_wins_over_what_the_general_one_has_for_its_environment(self, tmp_path: Path) -> None:
         file = tmp_path / "run.yaml"

@@ -1,24 +1,23 @@
 """A launch whose containers are taken away at each point of its life: its call is neither lost nor doubled.
 
-Client, app functions, claims, commits and supervision are the launcher's own, on the plane of
+Client, claims, commits and supervision are the launcher's own, on the plane of
 tests/modal_plane. The stage is a stand-in that writes numbered steps to the volume and can be held at one.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from modal_checkout import make_checkout, start_action, start_function
+from modal_checkout import make_checkout, start_action
 from modal_plane import ControlPlane
 from modal_plane.client import Client, Done
 from modal_plane.state import Call
 
-pytestmark = pytest.mark.slow("a container or two for each case; test_modal_actions.py restarts a waiter")
+pytestmark = pytest.mark.slow("a container or two for each case")
 
 STEPS = 6
 STAGE = '''
@@ -58,10 +57,6 @@ class Launcher:
     def stages(self) -> list[Call]:
         """The calls on the requested machine."""
         return [call for call in self.plane.calls if call.function == "cpu_stage"]
-
-    def waiter(self) -> Call:
-        """The call of the app function."""
-        return next(call for call in self.plane.calls if call.function == "train")
 
     def held(self) -> Call:
         """The stage's call, once it waits at the held step and earlier steps are committed."""
@@ -119,39 +114,6 @@ WORDS = ("--iteration", "1", "--gpu-count", "0")
 
 def launch(launcher: Launcher, detach: bool = False) -> Client:
     return start_action(launcher.plane, launcher.checkout, "solver", *WORDS, detach=detach)
-
-
-def launch_by_function(launcher: Launcher) -> Client:
-    words = ["--stage", "solver", "--iteration", "1", "--gpu-count", "0", "--gpu-count", "0"]
-    return start_function(launcher.plane, launcher.checkout, "train", *words)
-
-
-def test_the_app_function_before_it_has_requested_anything(launcher: Launcher) -> None:
-    asked, released = threading.Event(), threading.Event()
-
-    def preflight(module: str, words: list[str]) -> int:
-        asked.set()
-        released.wait(60)
-        return 0
-
-    launcher.plane.answer("ask", preflight)
-    launcher.gate.touch()
-    client = launch_by_function(launcher)
-    launcher.plane.wait_for(asked.is_set, "preflight")
-    launcher.plane.preempt(launcher.waiter())
-    released.set()
-    launcher.once(client.wait(120), attempts=1)
-    assert launcher.waiter().attempts == 2
-
-
-@pytest.mark.parametrize("how", ["preempt", "kill"])
-def test_the_app_function_while_its_run_is_under_way(launcher: Launcher, how: str) -> None:
-    client = launch_by_function(launcher)
-    launcher.held()
-    getattr(launcher.plane, how)(launcher.waiter())
-    launcher.gate.touch()
-    launcher.once(client.wait(120), attempts=1)
-    assert launcher.waiter().attempts == 2
 
 
 @pytest.mark.parametrize("how", ["preempt", "kill"])

@@ -40,7 +40,8 @@ RUN = "challenger_iter1"
 ONE_STEP_S = 160
 """Enough for a start and one step, too little for another step and its save (120 s before one is timed)."""
 TINY = [
-    *("--gpu-count", "0", "base_model=${paths.corpus}/models/tiny", "data.train_batch_size=8"),
+    *("--gpu-count", "0", "--model", "demo-policy", "base_model=${paths.corpus}/models/tiny"),
+    "data.train_batch_size=8",
     # No save is due but the last step's: the others are those of a run that is cut.
     *("trainer.save_freq=10", "actor_rollout_ref.actor.optim.lr=1e-3", "process_env.OMP_NUM_THREADS=1"),
 ]
@@ -79,8 +80,8 @@ def uploaded(plane, checkout, speaking_model, tmp_path_factory):
 def prepared(plane: ControlPlane, checkout: Path, uploaded: None) -> None:
     """Prompts from that corpus."""
     sizes = ["rows=60", "heldout_rows=0", "source=${paths.corpus}/corpus.jsonl"]
-    words = ["prepare-data", "base_model=${paths.corpus}/models/tiny", *sizes]
-    done = run_action(plane, checkout, *words, seconds=RUN_LIMIT_S)
+    model = ["--model", "demo-policy", "base_model=${paths.corpus}/models/tiny"]
+    done = run_action(plane, checkout, "prepare-data", *model, *sizes, seconds=RUN_LIMIT_S)
     assert done.code == 0, done.stdout + done.stderr
 
 

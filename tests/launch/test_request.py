@@ -26,8 +26,8 @@ def test_a_stage_becomes_the_words_that_are_typed_locally():
     assert request.command == (
         *(
             "challenger",
-            "compute=4xa100-80gb",
-            "compute.max_usd=400",
+            "compute=8xh100",
+            "compute.max_usd=900",
             "model=qwen2.5-7b",
             "iteration=2",
             "steps_per_iteration=3",
@@ -87,27 +87,93 @@ def test_an_evaluation_has_the_name_of_its_run_folder(line, name):
 @pytest.mark.parametrize(
     ("line", "machine"),
     [
-        ("challenger", "single_h100"),
-        ("challenger --env demo", "a10g"),
-        ("evaluate --model Qwen/Qwen2.5-0.5B-Instruct", "a10g"),
-        ("preflight evaluate --model qwen3-14b", "4xa100-80gb"),
+        ("challenger", "8xh100"),
+        ("evaluate --model Qwen/Qwen2.5-0.5B-Instruct", "8xh100"),
+        ("preflight evaluate --model me/mine", "8xh100"),
         ("preflight merge", "cpu"),
+        ("challenger --gpu-count 1", "single_h100"),
+        ("challenger --gpu-type A100-40GB", "a100-40gb"),
+        ("challenger --gpu-type A100-80GB --gpu-count 4", "4xa100-80gb"),
+        ("challenger --model me/mine --gpu-type L40S", "single_h100"),
+        # A rehearsal gets the smallest that holds its model.
+        ("challenger --env demo", "a10g"),
+        ("challenger --env demo --model qwen2.5-3b", "single_h100"),
         ("evolve loop=demo", "a10g"),
         ("evolve loop=demo model=qwen2.5-7b", "4xa100-80gb"),
-        ("challenger --model me/mine --gpu-type L40S", "single_h100"),
-        ("evaluate base_model=me/mine-7B", "single_h100"),
-        ("evaluate solver.model_path=/checkpoints/solver_iter3_hf", "a100-40gb"),
+        ("evaluate --env demo base_model=me/mine-7B", "single_h100"),
+        ("evaluate --env demo solver.model_path=/checkpoints/solver_iter3_hf", "a10g"),
         ("challenger --env demo compute=8xh100", "8xh100"),
     ],
 )
-def test_the_smallest_machine_that_holds_the_model_is_requested_unless_one_is_named(line, machine):
+def test_the_recipes_machine_is_requested_unless_it_is_a_rehearsal_or_another_is_named(line, machine):
     assert launch(line).compute.name == machine
 
 
-def test_the_choice_of_a_machine_is_printed_with_its_reason():
-    chosen, asked = (yaml.safe_load(launch(line).as_yaml()) for line in ("solver", "solver --gpu-type H200"))
-    assert "smallest machine whose memory holds a model of 3 billion weights" in chosen["because"]
-    assert asked["because"] == "it was asked for"
+@pytest.mark.parametrize("stage", ["challenger", "synthesize", "solver", "evaluate", "train"])
+def test_hydras_default_machine_and_modals_are_one_with_sglang(stage):
+    of_hydra = yaml.safe_load((CONFIG / f"{stage}.yaml").read_text())["defaults"]
+    assert {"hardware": launch("challenger").compute.hardware} in of_hydra
+    words = launch(f"{stage}{' --env wordle --gpu-count 8' if stage == 'train' else ''}").command[1:]
+    config = compose_stage(stage, words)
+    assert config.solver.engine == "sglang" and config.machine.gpus == 8
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "because"),
+    [
+        ("solver", "", "compute=single_h100 at $5.73 an hour holds qwen2.5-3b too, with the slower"),
+        ("solver --model me/mine", "", "another is one flag: --gpu-type, --gpu-count or compute="),
+        ("solver --gpu-type H200", "", "--gpu-type and --gpu-count choose it"),
+        ("solver compute=t4", "", "compute=t4 names it"),
+        ("solver", "compute: t4", "run.yaml names it"),
+        ("train --env wordle", "", "config/runs/general.yaml names it"),
+        ("train --env wordle", "{compute: {memory: 65536}}", "config/runs/general.yaml names it"),
+        ("merge", "", "merge runs on it by default"),
+    ],
+)
+def test_the_choice_of_a_machine_is_printed_with_its_reason_and_price(tmp_path, line, file, because):
+    shown = yaml.safe_load(launch(line, tmp_path, file).as_yaml())
+    assert because in shown["because"] and shown["usd_per_hour"] > 0
+
+
+@pytest.mark.parametrize(
+    ("line", "form", "prompts", "embedder"),
+    [
+        ("prepare-data", "full", [4, 3, 2, 1], "intfloat/e5-large-v2"),
+        ("prepare-data --gpu-type L4", "full", [4, 3, 2, 1], "intfloat/e5-large-v2"),
+        ("prepare-data --model qwen3-8b", "full", [4, 3, 2, 1], "intfloat/e5-large-v2"),
+        ("prepare-data base_model=me/mine", "full", [4, 3, 2, 1], "intfloat/e5-large-v2"),
+        ("prepare-data --model demo-policy", "short", [1, 1], "packaged-minilm"),
+        ("synthesize --gpu-count 0", "full", [4, 3, 2, 1], "intfloat/e5-large-v2"),
+        ("challenger", "full", [4, 3, 2, 1], "intfloat/e5-large-v2"),
+        ("challenger --gpu-count 0", "full", [4, 3, 2, 1], "intfloat/e5-large-v2"),
+        ("challenger --model demo-policy", "short", [1, 1], "packaged-minilm"),
+        ("challenger --env demo", "short", [1, 1], "packaged-minilm"),
+        ("challenger --env demo --model qwen3-8b", "full", [4, 3, 2, 1], "packaged-minilm"),
+    ],
+)
+def test_prompts_wording_and_embedder_follow_the_model_whatever_the_machine(line, form, prompts, embedder):
+    command = launch(line).command
+    config = compose_stage(command[0].replace("-", "_"), command[1:])
+    assert (config.prompts.form, config.hop_ratio, config.retrieval.embedder) == (form, prompts, embedder)
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "kept"),
+    [
+        ("train --config-path config/runs/general.yaml --gpu-count 4", "", (40, 14400, 344064)),
+        ("train --env bfcl-single-turn --gpu-count 2", "", (80, 14400, 344064)),
+        ("challenger --gpu-count 4", "compute: {base: a10g, max_usd: 7, timeout: 600}", (7, 600, 344064)),
+        ("challenger --gpu-type H100", "compute: {base: a10g, memory: 50000}", (45, 86400, 50000)),
+        ("train --env wordle", "compute: {count: 4, timeout: 60}", (40, 60, 344064)),
+        # The environment's need is the least.
+        ("train --env bfcl-single-turn", "compute: {memory: 32768, max_usd: 9}", (9, 14400, 40960)),
+        ("train --env bfcl-single-turn", "compute: {memory: 65536}", (80, 14400, 65536)),
+    ],
+)
+def test_a_files_limits_are_kept_and_memory_grows_with_gpus_and_environment(tmp_path, line, file, kept):
+    machine = launch(line, tmp_path, file).compute
+    assert (machine.max_usd, machine.timeout, machine.memory) == kept
 
 
 @pytest.mark.parametrize(
@@ -117,7 +183,7 @@ def test_the_choice_of_a_machine_is_printed_with_its_reason():
         ("challenger --env demo --gpu-type H100", 5),
         ("challenger --env demo compute.max_usd=45", 45),
         ("smoke", 2),
-        ("challenger", 130),
+        ("challenger", 900),
     ],
 )
 def test_a_rehearsal_has_a_small_limit_unless_another_is_typed(line, limit):
@@ -182,7 +248,9 @@ def test_smoke_on_other_gpus_splits_no_engine_over_one_and_takes_the_model_that_
         ("smoke", 1.58),  # half an hour of two A10G: it does not continue in another call
         ("smoke --gpu-type H100", 2),
         ("smoke compute=2xa10g", 1.58),
-        ("challenger compute.timeout=3600", 130),
+        ("challenger compute.timeout=3600", 900),
+        ("check-services", 35.79),  # an hour of the stage's machine
+        ("flow-test compute.timeout=60", 0.01),
         ("challenger compute.max_usd=null", None),
     ],
 )
@@ -261,7 +329,7 @@ def test_a_check_of_a_stage_has_the_stages_machine_and_a_folder_of_its_own() -> 
     request = launch("check-services solver --with-trainer --model qwen2.5-7b")
     assert (request.name, request.compute.name, request.compute.retries) == (
         "check_services",
-        "4xa100-80gb",
+        "8xh100",
         0,
     )
     assert request.command[:2] == ("check-services", "solver")
@@ -273,7 +341,8 @@ def test_a_check_of_a_stage_has_the_stages_machine_and_a_folder_of_its_own() -> 
 
 
 def test_a_flow_test_needs_no_gpu_and_no_model() -> None:
-    request = launch("flow-test flow_test.seconds=60")
+    request = launch("flow-test --seconds 60 --stage challenger --workers")
+    assert {"flow_test.seconds=60", "flow_test.stage=challenger", "flow.workers=true"} <= set(request.command)
     assert (request.name, request.compute.type, request.loads_a_model) == ("flow_test", None, False)
     assert request.checked == request.command and request.command[0] == "flow-test"
 

@@ -72,7 +72,7 @@ def launch_words() -> list[str]:
 
     own = ("hardware=", "model=", "base_model=", "paths.")
     small = [word for word in small_loop(Path(), Path(), Path()) if not word.startswith(own)]
-    return ["--gpu-count", "0", "base_model=${paths.corpus}/models/tiny", *small]
+    return ["--gpu-count", "0", "--model", "demo-policy", "base_model=${paths.corpus}/models/tiny", *small]
 
 
 @contextmanager

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from drzero.recipe.compose import compose_stage
-from drzero.recipe.overrides import RENAMED, OverrideError, assigned, check_overrides
+from drzero.recipe.overrides import OverrideError, assigned, check_overrides
+from drzero.recipe.settings import verl
 from drzero.recipe.settings.schema import schema_of
 
 
@@ -147,9 +148,9 @@ def test_the_source_guides_own_override_names_its_successor(config_dir, plus):
 
 
 def test_every_renamed_key_is_gone_and_its_successor_exists(config_dir):
-    verls = [successor for successor in RENAMED.values() if successor not in schema_of("challenger")]
+    verls = [successor for successor in verl.RENAMED.values() if successor not in schema_of("challenger")]
     check_overrides([f"{successor}=2" for successor in verls], config_dir, "run")
-    for key in RENAMED:
+    for key in verl.RENAMED:
         assert "is now" in refusal(config_dir, f"{key}=2")
 
 

@@ -99,16 +99,16 @@ def test_a_mapped_table_is_indexed_and_its_quality_is_told_and_written(prepared,
     assert sum(quality["prompts"]["hops"].values()) == 8
 
 
-def test_an_index_for_a_machine_without_a_gpu_says_so_and_a_declared_one_gets_its_own_embedder(tmp_path):
+def test_an_index_for_the_demo_policy_says_so_and_a_named_model_gets_its_own_embedder(tmp_path):
     (tmp_path / "a.md").write_text("# Orrin\nA town.")
     found = {}
-    for words in (["hardware=cpu"], ["compute=8xh100"]):
+    for words in (["hardware=cpu"], ["hardware=cpu", "model=qwen2.5-3b"]):
         config = compose_stage("prepare_data", [*words, f"source={tmp_path / 'a.md'}"])
         report = preflight(config, "prepare_data")
         found[config.retrieval.embedder] = [one for one in report.findings if one.key == "retrieval.embedder"]
         assert not any(one.key == "machine.gpus" for one in report.findings)
     assert list(found) == ["packaged-minilm", "intfloat/e5-large-v2"]
-    assert "name its machine here too (compute=8xh100)" in str(found["packaged-minilm"][0])
+    assert "name its model here too (model=qwen2.5-3b)" in str(found["packaged-minilm"][0])
 
 
 def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_older_one(

@@ -98,7 +98,7 @@ class Environment:
     """The environment to train or evaluate in, other than corpus search."""
 
     name: str | None = key(None, "Its name, as in env=NAME. null in evaluate asks the benchmarks.", run=True)
-    options: dict[str, Any] = key({}, "Arguments of its load(): +environment.options.turns=4.", run=True)
+    options: dict[str, Any] = key({}, "Arguments of its load(): environment.options.turns=4.", run=True)
     max_turns: int | None = key(None, "Assistant turns; null lets the environment decide.", low=1, run=True)
     call_form: str = key("hermes", _CALL_FORM, choices=tuple(FORMS), run=True)
     filter_groups: bool | None = key(None, "Replace groups of equal rewards; null: the environment decides.")

@@ -37,6 +37,22 @@ ALIASES = {
 OLD_KEYS = {"watchdog.factor": "watchdog.patience_factor", "compare.least_p": "compare.min_p_value"}
 """Our keys renamed in this release. Old names still work until the next one, with a line that says so."""
 
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+RENAMED = {
+    f"{_ACTOR}.micro_batch_size_per_gpu": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+    "critic.micro_batch_size_per_gpu": "critic.ppo_micro_batch_size_per_gpu",
+    f"{_ROLLOUT}.micro_batch_size_per_gpu": f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.micro_batch_size_per_gpu": (
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu"
+    ),
+    f"{_ROLLOUT}.multi_turn.max_turns": f"{_ROLLOUT}.multi_turn.max_assistant_turns",
+    f"{_ROLLOUT}.tp": f"{_ROLLOUT}.tensor_model_parallel_size",
+    "flow.patience_s": "watchdog.floor_s",
+    "flow.cold_start_s": "watchdog.cold_start_s",
+    "flow.tell_every_s": "flow.log_every_s",
+}
+"""Keys of older releases and of guides to them, which are refused. Nearest-name search would miss these."""
+
 RESULTS = (
     "actor_rollout_ref.actor.clip_ratio",
     "actor_rollout_ref.actor.entropy_coeff",
