@@ -18,6 +18,7 @@ from data.errors import DataError
 from data.parquet_io import arrow_faults
 from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, QuestionRow, has, plain, read_row
 from drzero.ops.hub import hub_fault
+from drzero.ops.text import is_encodable
 from search.sources.files import Hints, SourceFile
 from search.sources.records import READERS, Bad
 from verl_ext.method.answers import lost_in_comparison
@@ -174,6 +175,8 @@ def _fault(row: QuestionRow) -> str | None:
     lacks = [what for what, is_there in (("question", row.question), ("answer", row.answers)) if not is_there]
     if lacks:
         return f"no {' and no '.join(lacks)}"
+    if not is_encodable([row.question, row.answers, row.id, row.documents]):
+        return "half of a surrogate pair, such as \\ud83d, which is no character"
     return "no data_source, which other rows have" if row.source == "" else None
 
 

@@ -64,7 +64,7 @@ class Journal:
         self._file.close()
 
     def _write(self, record: Mapping[str, Any]) -> None:
-        left = memoryview(json.dumps(record, ensure_ascii=False).encode() + b"\n")
+        left = memoryview(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
         try:
             while left:  # an almost full disk accepts only a part
                 left = left[self._file.write(left) :]

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from drzero.ops.errors import UserError
+from drzero.ops.text import encodable
 
 SAME_PACKAGES = "DRZERO_SAME_PACKAGES"
 """Set in a container with the packages of the run's own: what it cannot load, the run cannot either."""
@@ -31,7 +32,7 @@ def one_line(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     place = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
-    return text[:300] + place
+    return encodable(text[:300] + place)
 
 
 async def guarded(what: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from drzero.ops.text import encodable
 from search.wire import Passage, read_token, token_advice
 
 BACKOFF_FIRST_S = 0.1
@@ -134,7 +135,7 @@ class SearchClient:
                 raise SearchRefused(message, detail)
             raise SearchRequestError(f"{message}: {token_advice()}" if status == 401 else message)
         try:
-            result = response.json()["result"]
+            result = encodable(response.json())["result"]
             answered = len(result)
         except (ValueError, KeyError, TypeError) as error:
             raise SearchRequestError(
@@ -164,6 +165,6 @@ class SearchClient:
 
 def _detail(response: httpx.Response) -> str:
     try:
-        return str(response.json()["detail"])
+        return str(encodable(response.json())["detail"])
     except (ValueError, KeyError, TypeError):
         return response.text[:200]

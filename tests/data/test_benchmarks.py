@@ -148,6 +148,8 @@ NO_TARGET = {"style": "rule", "ground_truth": {"target": []}}
         ("[1]", "line 2: no object"),
         (json.dumps({**CHAIN, "answer": None}), "line 2: no answer"),
         (json.dumps({**CHAIN, "question": ""}), "line 2: no question"),
+        (json.dumps({**CHAIN, "question": "Who \ud83d?"}), "line 2: half of a surrogate pair"),
+        (json.dumps({**CHAIN, "answer": ["a", "\ude00"]}), "line 2: half of a surrogate pair"),
     ],
 )
 def test_a_record_that_cannot_be_asked_or_scored_is_named(

@@ -25,6 +25,12 @@ def test_a_rerun_sees_the_records_of_earlier_starts(tmp_path: Path) -> None:
             journal.append({"n": number})
 
 
+def test_half_of_a_surrogate_pair_is_kept_as_a_question_mark(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal", WORK) as journal:
+        journal.append({"said": "\ud83d", "\ude00": ["\ud83d\ude00"]})
+    assert read_records(tmp_path / "journal") == [{"said": "?", "?": ["??"]}]
+
+
 @given(written=records, cut=st.integers(min_value=0))
 def test_a_file_cut_anywhere_gives_back_a_beginning_of_its_records(
     tmp_path_factory: pytest.TempPathFactory, written: list[dict[str, Any]], cut: int

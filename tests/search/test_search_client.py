@@ -186,6 +186,11 @@ def test_answer_of_another_service_is_refused(body: Any, message: str) -> None:
         retrieve(server.url, ["salt"])
 
 
+def test_half_of_a_surrogate_pair_in_an_answer_becomes_a_question_mark() -> None:
+    with serving((200, {"result": [[{"title": "\ud83d", "text": "\ud83d\ude00 and \ude00"}]]})) as server:
+        assert retrieve(server.url, ["salt"]) == [[{"title": "?", "text": "\U0001f600 and ?"}]]
+
+
 def test_query_that_is_not_unicode_is_the_callers_error() -> None:
     with serving((200, ANSWER)) as server, pytest.raises(SearchRequestError, match="not valid Unicode"):
         retrieve(server.url, ["\ud800"])

@@ -42,7 +42,7 @@ class Sum(Episode):
 
     def call(self, name, arguments):
         if self.wrong == "raise":
-            raise RuntimeError("no\\nnumbers today")
+            raise RuntimeError("no\\nnumbers \\ud83dtoday")
         if self.wrong == "hang":
             time.sleep(60)
         return str(arguments["a"] + arguments["b"])
@@ -185,7 +185,7 @@ def test_an_invalid_call_is_explained_to_the_model_and_counted(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("raise", "sums: Episode.respond raised RuntimeError: no numbers today"),
+        ("raise", "sums: Episode.respond raised RuntimeError: no numbers ?today"),
         ("hang", "sums: Episode.respond did not return within 0.5 s"),
         ("nan", "sums: Episode.score: a reward is a finite number, not nan (float)"),
         ("type", "sums: Episode.score: a score is of the class Score, not 1.0 (float)"),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from environments.conversation import Conversation, user_message
+from environments.conversation import Turn as EpisodeTurn
 from verl_ext.method.challenger_reward import ChallengerScore
 from verl_ext.method.solver_reward import SolverScore
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
@@ -27,6 +29,15 @@ def test_a_dump_has_the_rows_question(
     row = StepRow("p_0_0", False, "search_zero", {"question": given}, reward, Trajectory(), 0)
     dump_rows([row], 1, tmp_path / "step_0001.jsonl")
     assert json.loads((tmp_path / "step_0001.jsonl").read_text())["question"] == shown
+
+
+def test_a_text_with_half_of_a_surrogate_pair_costs_no_step(tmp_path: Path) -> None:
+    told = Conversation((user_message("\ud83d?"),), (EpisodeTurn("5", answers=(user_message("no \ude00"),)),))
+    row = StepRow("p_0_0", False, "own", {"row": "\udfff"}, {"score": 0.0}, told, 0)
+    dump_rows([row], 1, tmp_path / "step_0001.jsonl")
+    record = json.loads((tmp_path / "step_0001.jsonl").read_bytes())
+    assert record["question"] == "?" and record["trajectory"]["opening"][0]["content"] == "??"
+    assert record["trajectory"]["turns"][0]["observation"] == "no ?"
 
 
 def test_the_page_lists_every_field_of_a_line(tmp_path: Path) -> None:

@@ -133,9 +133,10 @@ def dump_rows(rows: Sequence[StepRow], step: int, target: Path) -> None:
     """Write a step's real rows to `target`, one JSON object a line, atomically, and announce it."""
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_suffix(".partial")  # a fixed name, so that a resumed run finds it after a kill
-    with partial.open("w", encoding="utf-8") as file:
+    with partial.open("wb") as file:
         for record in records(rows, step):
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
+            # An environment of your own may say anything: half of a surrogate pair becomes a question mark.
+            file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
         file.flush()
         os.fsync(file.fileno())
     partial.rename(target)

@@ -18,6 +18,7 @@ from verl_ext.method.trajectory import Trajectory as Conversation
 _TAGGED = re.compile(
     r"<(think|question|answer)>((?>(?:[^<]+|<(?!/?\1>))*))</\1>"
     r"|<(tool_call)>(?>(?:[^<]+|<(?!/?tool_call>))*)</tool_call>"
+    r"|<(think)>((?>(?:[^<]+|<(?!/?think>))*))\Z"
 )
 
 
@@ -101,8 +102,8 @@ def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:
     for found in _TAGGED.finditer(text):
         if between := text[end : found.start()].strip():
             yield Piece("text", highlighted(between, pattern))
-        if found[1]:
-            yield Piece(found[1], highlighted(found[2].strip(), pattern))
+        if kind := found[1] or found[4]:
+            yield Piece(kind, highlighted((found[2] or found[5] or "").strip(), pattern))
         end = found.end()
     if rest := text[end:].strip():
         yield Piece("text", highlighted(rest, pattern))
