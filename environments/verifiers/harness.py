@@ -18,6 +18,8 @@ from verifiers.v1.runtimes import ProgramResult, Runtime
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
+from environments.turn_text import read_json
+
 UNNAMED = "unnamed"  # the name of a call without one, since the library requires a name
 
 
@@ -71,11 +73,7 @@ class _Tools:
         self.schemas, self._dispatch, self._servers = schemas, dispatch, servers
 
     async def answer(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        name, text = call["function"]["name"], call["function"]["arguments"] or "{}"
-        try:
-            arguments = json.loads(text)
-        except ValueError:
-            arguments = None
+        name, arguments = call["function"]["name"], read_json(call["function"]["arguments"] or "{}")
         content: Any
         if name == UNNAMED:
             content = "Error: the call is not a JSON object that names a tool"
