@@ -235,22 +235,13 @@ def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, An
             columns, before = _columns(file.schema_arrow, names), 0
             for batch in file.iter_batches(columns=columns):
                 batch.validate(full=True)  # texts must be UTF-8
-                yield from enumerate(_in_doubles(batch).to_pylist(), start=before + 1)
+                yield from enumerate(batch.to_pylist(), start=before + 1)
                 before += len(batch)
         return
     try:
         yield from READERS[kind][1](path, Hints())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}. Correct it; {_ADVICE}") from error
-
-
-def _in_doubles(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Single-precision numbers by their shortest decimals: 3.14, not 3.140000104904175."""
-    for place, field in enumerate(batch.schema):
-        if field.type == pa.float32():
-            doubles = batch.column(place).cast(pa.string()).cast(pa.float64())
-            batch = batch.set_column(place, field.name, doubles)
-    return batch
 
 
 def _columns(schema: pa.Schema, names: FieldNames) -> list[str]:

@@ -114,10 +114,8 @@ def texts(value: Any) -> tuple[str, ...]:
         # A column of whole numbers with a gap arrives as 1914.0.
         whole, point, rest = f"{Decimal(str(value)):f}".partition(".")
         return (f"{whole}{point}{rest.rstrip('0')}".rstrip("."),)
-    if isinstance(value, datetime.date):
+    if isinstance(value, datetime.date | datetime.time):
         return _spelt(value)
-    if isinstance(value, datetime.time):
-        return (value.isoformat("auto" if value.second else "minutes"),)
     if isinstance(value, Mapping):
         value = [find(value, part) for part in _PARTS]
     if isinstance(value, Sequence):
@@ -130,13 +128,13 @@ def plain(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip()).lower()
 
 
-def _spelt(date: datetime.date) -> tuple[str, ...]:
-    if isinstance(date, datetime.datetime):
-        if date.time() != datetime.time():
-            return (date.isoformat(" ", "auto" if date.second else "minutes"),)
-        date = date.date()
-    month = calendar.month_name[date.month]
-    return date.isoformat(), f"{date.day} {month} {date.year}", f"{month} {date.day}, {date.year}"
+def _spelt(value: datetime.date | datetime.time) -> tuple[str, ...]:
+    if isinstance(value, datetime.datetime) and value.time() == datetime.time():
+        value = value.date()
+    if isinstance(value, datetime.datetime | datetime.time):
+        return (str(value).removesuffix(":00"),)
+    month = calendar.month_name[value.month]
+    return str(value), f"{value.day} {month} {value.year}", f"{month} {value.day}, {value.year}"
 
 
 def _of_text(value: Any) -> Any:

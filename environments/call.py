@@ -9,12 +9,15 @@ invented tools.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from drzero.ops.text import is_encodable
 from environments.turn_text import CALL, CALL_END, read_json, spoken, spoken_spans, tagged_calls
+
+_TAGGED = re.compile(f"{CALL}.*?{CALL_END}", re.DOTALL)
 
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's form: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
@@ -113,12 +116,6 @@ def _hermes(said: str) -> list[tuple[str, Any]]:
     return [(raw, read_json(raw)) for raw in tagged_calls(said)]
 
 
-def _outside_tags(said: str) -> str:
-    for raw in tagged_calls(said):
-        said = said.replace(f"{CALL}{raw}{CALL_END}", "", 1)
-    return said
-
-
 def _xlam(said: str) -> list[tuple[str, Any]]:
     """A part that is one JSON array of calls."""
     if not (raw := said.strip()).startswith("["):
@@ -137,6 +134,6 @@ class Form:
 
 
 FORMS = {
-    "hermes": Form(CALL, _hermes, _outside_tags),
+    "hermes": Form(CALL, _hermes, lambda said: _TAGGED.sub("", said)),
     "xlam": Form("[", _xlam, lambda text: "" if _xlam(text) else text),
 }

@@ -31,8 +31,8 @@ _NUMBER = re.compile(
 # A number in an answer: a sign that joins no words, and digits with marks between them.
 _FIGURE = re.compile(r"((?<![\w)])[-−])?((?:(?<![\w.])\.)?\d+(?:[.,'’-]\d+)*)")
 _NUMBER_ALONE = re.compile(rf"\s*(?!0\d){_FIGURE.pattern}\.?\s*")  # 007 is a name
-_THOUSANDS = re.compile(r"([1-9]\d{0,2}(?:([.,'’])\d{3})(?:\2\d{3})*)(?:(?!\2)[.,](\d+))?")
-_DECIMAL = re.compile(r"(?:0|[1-9]\d*)?[.,]\d+")
+# 1,914 and 1.914 are 1914, 1,914.5 and 3,14 have decimals.
+_PARTS = re.compile(r"([1-9]\d{0,2}(?:[.,'’]\d{3})+|\d*)(?:[.,](\d+))?")
 _SYMBOLS = re.compile(r"[+#%$*=<>^~|@\\/&]|\d-\d")  # ASCII signs that words seldom have, and ranges
 
 
@@ -64,10 +64,10 @@ def f1(prediction: str | None, targets: Sequence[str]) -> float:
 
 def lost_in_comparison(target: str) -> str | None:
     """What a target is compared as, if it loses a number's marks or symbols. Else None."""
-    plain = all(_digits(figure[2]) in _values(figure) for figure in _FIGURE.finditer(target))
-    return (
-        None if plain and normalize_answer(target) and not _SYMBOLS.search(target) else _forms("", target)[1]
-    )
+    figures = _FIGURE.finditer(target)
+    marked = any(_value(each) != Decimal("".join(filter(str.isdigit, each[0]))) for each in figures)
+    is_lost = marked or _SYMBOLS.search(target) or not normalize_answer(target)
+    return _forms("", target)[1] if is_lost else None
 
 
 def _forms(prediction: str, target: str) -> tuple[str, str]:
@@ -84,27 +84,18 @@ def _equal(prediction: str, target: str) -> bool:
 
 
 def _same(prediction: str, target: str) -> bool:
-    ours, theirs = (list(_FIGURE.finditer(text)) for text in (prediction, target))
+    ours, theirs = ([_value(each) for each in _FIGURE.finditer(text)] for text in (prediction, target))
     if _equal(prediction, target):
-        values = zip(map(_values, ours), map(_values, theirs), strict=False)
-        return all(set(one) & set(other) for one, other in values)
+        return len(ours) != len(theirs) or ours == theirs
     alone = all(_NUMBER_ALONE.fullmatch(text) for text in (prediction, target))
-    return alone and _values(ours[0])[0] == _values(theirs[0])[0]
+    return alone and ours == theirs
 
 
-def _values(figure: re.Match[str]) -> list[Decimal]:
-    """What a number can mean, the English reading first: 1.914 may also be 1914. Digits alone otherwise."""
-    text, values = figure[2], []
-    if grouped := _THOUSANDS.fullmatch(text):
-        values.append(_digits(grouped[1]) + Decimal(f"0.{grouped[3] or 0}"))
-    if _DECIMAL.fullmatch(text):
-        values.insert("." not in text, Decimal("0" + text.replace(",", ".")))
-    sign = -1 if figure[1] else 1
-    return [sign * value for value in values or [_digits(text)]]
-
-
-def _digits(text: str) -> Decimal:
-    return Decimal("".join(filter(str.isdigit, text)))
+def _value(figure: re.Match[str]) -> Decimal:
+    parts = _PARTS.fullmatch(figure[2])
+    whole, decimals = parts.groups() if parts else (figure[2], None)
+    digits = "".join(filter(str.isdigit, whole)) or "0"
+    return Decimal(f"{'-' if figure[1] else ''}{digits}.{decimals or 0}")
 
 
 def _token_f1(prediction: str, target: str) -> float:
