@@ -106,7 +106,7 @@ def _checked(raw: str, call: Any, names: Sequence[str]) -> Call:
 def _arguments(given: Any) -> dict[str, Any] | None:
     """An object, empty where the call leaves it out, or None for anything else."""
     if isinstance(given, str):  # some models write the object as a text
-        given = {} if given.strip() in ("", "null", "None") else read_json(given)
+        given = {} if given.strip() in ("", '""', "[]", "null", "None") else read_json(given)
     elif given is None or given == []:
         given = {}
     return given if isinstance(given, dict) else None

@@ -22,7 +22,9 @@ def test_a_call_of_a_declared_tool_is_valid() -> None:
     assert (found.name, found.arguments, found.valid) == ("add", {"a": 1}, True)
 
 
-@pytest.mark.parametrize("absent", ["null", '""', '" "', '"null"', '"None"', '"{}"', "{}", "[]"])
+@pytest.mark.parametrize(
+    "absent", ["null", '""', '" "', '"null"', '"None"', '"{}"', "{}", "[]", '"[]"', r'"\"\""']
+)
 def test_arguments_may_be_left_out_in_any_spelling(absent: str) -> None:
     found = call(f'{{"name": "stop", "arguments": {absent}}}')
     assert (found.arguments, found.error) == ({}, None)
