@@ -68,17 +68,8 @@ StartPeer = Callable[..., Peer]
 # third run competes with two, and neither worker is left alone with one at the end. The files of the first
 # lane assert on one launched loop, which a session fixture makes once a worker.
 LANES = (
-    (
-        "test_modal_loop.py",
-        "test_evolve.py",
-        "test_solver.py",
-        "test_challenger.py",
-    ),
-    (
-        "test_modal_runs.py",
-        "test_synthesize.py",
-        "test_merge.py",
-    ),
+    ("test_modal_loop.py", "test_evolve.py", "test_solver.py", "test_challenger.py"),
+    ("test_modal_runs.py", "test_synthesize.py", "test_merge.py"),
 )
 
 

@@ -10,13 +10,13 @@ from verl_ext.method.trajectory import Trajectory, Turn
 WITHOUT_AN_ANSWER = "document, without the answer: Drosken: Drosken is a town"
 
 
-def test_each_kind_has_its_turn_before_a_second_of_any() -> None:
+def test_each_kind_has_its_turn_before_a_second_of_any():
     assert spread(["a1", "a2", "b1", "a3", "c1"], lambda item: item[0]) == ["a1", "b1", "c1"]
     assert spread(["a1", "a2", "b1", "a3"], lambda item: item[0]) == ["a1", "b1", "a2"]
     assert spread([], lambda item: item) == []
 
 
-def test_the_evidence_is_the_place_that_has_the_answer() -> None:
+def test_the_evidence_is_the_place_that_has_the_answer():
     said = Trajectory((search(), Turn(last_turn())))
     assert evidence("Galmir", DOCUMENT, said).startswith("document: Drosken: Drosken is a town")
     assert evidence("Tesk", DOCUMENT, said).startswith("found: [1] Galmir: Galmir is a river")
@@ -24,13 +24,13 @@ def test_the_evidence_is_the_place_that_has_the_answer() -> None:
     assert evidence(None, DOCUMENT, said).startswith(WITHOUT_AN_ANSWER)
 
 
-def test_a_long_text_is_shown_around_the_answer() -> None:
+def test_a_long_text_is_shown_around_the_answer():
     text = f"{'before ' * 100}the river Galmir{' after' * 100}"
     shown = evidence("Galmir", text, Trajectory())
     assert "the river Galmir" in shown and shown.endswith("…") and len(shown) < 400
 
 
-def test_of_a_selection_three_of_each_kind_are_shown_with_reasons_and_evidence() -> None:
+def test_of_a_selection_three_of_each_kind_are_shown_with_reasons_and_evidence():
     rows = [
         prompt(index, document=DOCUMENT.replace("Drosken", f"Drosken{'abcdefgh'[index]}"))
         for index in range(8)
@@ -65,7 +65,7 @@ def test_of_a_selection_three_of_each_kind_are_shown_with_reasons_and_evidence()
     assert Examples.from_dict(shown.to_dict()) == shown
 
 
-def test_where_nothing_was_asked_nothing_is_shown() -> None:
+def test_where_nothing_was_asked_nothing_is_shown():
     rows = [prompt()]
     found = select({}, rows, Gates(GateSettings(near_duplicates=False)))
     assert of_selection(found, prompts_by_index(rows), []) == Examples([], [])

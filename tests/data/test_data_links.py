@@ -13,18 +13,18 @@ ENTRIES = [
 ]
 
 
-def test_a_chain_has_the_documents_that_can_be_reached_one_after_the_other() -> None:
+def test_a_chain_has_the_documents_that_can_be_reached_one_after_the_other():
     assert chain_lengths(ENTRIES) == {"1": 3, "2": 2, "3": 1, "4": 1}
 
 
-def test_two_that_name_each_other_are_a_chain_of_two() -> None:
+def test_two_that_name_each_other_are_a_chain_of_two():
     assert chain_lengths([("1", "Orrin", "Near Teverly."), ("2", "Teverly", "Near Orrin.")]) == {
         "1": 2,
         "2": 2,
     }
 
 
-def test_a_chunk_leads_where_its_own_text_does_and_on_from_any_chunk_of_a_document() -> None:
+def test_a_chunk_leads_where_its_own_text_does_and_on_from_any_chunk_of_a_document():
     chunks = [
         ("2#1-0123456789ab", "River Vell", "It rises in the hills."),
         ("2#2-0123456789ab", "River Vell", "It passes Teverly."),
@@ -46,7 +46,7 @@ def test_a_chunk_leads_where_its_own_text_does_and_on_from_any_chunk_of_a_docume
         ("See the Lifecycle.", False),
     ],
 )
-def test_a_name_is_a_title_or_a_files_name(text: str, leads: bool) -> None:
+def test_a_name_is_a_title_or_a_files_name(text, leads):
     entries = [
         ("a.md", "Start", text),
         ("Reference/Hooks.md", "Lifecycle Hooks", "They are called in order."),
@@ -62,18 +62,18 @@ def test_a_name_is_a_title_or_a_files_name(text: str, leads: bool) -> None:
         ("See [it](./functional.md#lambda).", True),
     ],
 )
-def test_a_files_name_that_is_a_plain_word_counts_with_its_suffix(text: str, leads: bool) -> None:
+def test_a_files_name_that_is_a_plain_word_counts_with_its_suffix(text, leads):
     entries = [("start.md", "Start", text), ("functional.md", "Functional Programming", "It has functions.")]
     assert chain_lengths(entries)["start.md"] == 1 + leads
 
 
-def test_a_name_that_is_everywhere_leads_nowhere() -> None:
+def test_a_name_that_is_everywhere_leads_nowhere():
     entries = [(str(n), f"Town {n:03d}", "It is on the River Vell.") for n in range(100)]
     assert set(chain_lengths([*entries, ("v", "River Vell", "A river.")]).values()) == {1}
 
 
 @pytest.mark.parametrize(("name", "leads"), [("memory", False), ("Memory", True), ("core memory", True)])
-def test_a_plain_word_of_more_than_one_entry_in_two_hundred_leads_nowhere(name: str, leads: bool) -> None:
+def test_a_plain_word_of_more_than_one_entry_in_two_hundred_leads_nowhere(name, leads):
     """30 of 1,000 entries have it: too many for a word of the language, few for a name."""
     entries = [(str(n), f"Term {n:03d}", f"It has {name}." if n < 30 else "A term.") for n in range(1000)]
     assert chain_lengths([*entries, ("m", name, "Where data is.")])["0"] == 1 + leads
@@ -90,5 +90,5 @@ def test_a_plain_word_of_more_than_one_entry_in_two_hundred_leads_nowhere(name: 
         ("Tokyo Tower (東京タワー) is a radio tower in Shiba Park.", True),
     ],
 )
-def test_links_are_counted_where_names_are_words_of_their_own(text: str, counted: bool) -> None:
+def test_links_are_counted_where_names_are_words_of_their_own(text, counted):
     assert can_be_counted([*ENTRIES[:1], ("5", "A title", text * 10)]) == counted

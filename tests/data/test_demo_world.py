@@ -4,7 +4,6 @@ import json
 import re
 from collections import Counter
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from drzero.stages.demo import EVALUATION_SHARE, WORLD_SEED
 
 
 @pytest.fixture(scope="module")
-def world() -> World:
+def world():
     return generate_world(0)
 
 
@@ -39,25 +38,25 @@ def invented_words(world: World) -> set[str]:
     }
 
 
-def test_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_bytes(tmp_path):
     for folder in ("a", "b"):
         write_world(generate_world(3), tmp_path / folder)
     for name in ("corpus.jsonl", "chains.jsonl"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
-def test_another_seed_gives_another_world(world: World) -> None:
+def test_another_seed_gives_another_world(world):
     assert world.passages.keys() != generate_world(1).passages.keys()
 
 
 @pytest.mark.parametrize("seeds", [(0, 0), (1, 2)])
-def test_splits_share_no_invented_word(seeds: tuple[int, int]) -> None:
+def test_splits_share_no_invented_word(seeds):
     run, warm = generate_world(seeds[0], "run"), generate_world(seeds[1], "warmstart")
     assert invented_words(run).isdisjoint(invented_words(warm))
     assert {split_of(word) for word in invented_words(run)} == {"run"}
 
 
-def test_names_are_unique(world: World) -> None:
+def test_names_are_unique(world):
     names = [entity.name for entity in world.entities.values()]
     assert len(names) == len(set(names)) == 240
     words = [word for entity in world.entities.values() for word in entity.name.split()]
@@ -65,18 +64,18 @@ def test_names_are_unique(world: World) -> None:
     assert max(Counter(word for word in words if word in invented).values()) == 1
 
 
-def test_default_run_has_chains_of_every_hop(world: World) -> None:
+def test_default_run_has_chains_of_every_hop(world):
     assert Counter(chain.hop for chain in world.chains) == dict.fromkeys(HOPS, 100)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_question_read_backwards_has_exactly_its_answer(seed: int) -> None:
+def test_a_question_read_backwards_has_exactly_its_answer(seed):
     world = generate_world(seed)
     for chain in world.chains:
         assert {world.name(thing) for thing in resolve(chain.question, world)} == {chain.answer}, chain
 
 
-def test_each_fact_of_a_chain_is_in_its_passage(world: World) -> None:
+def test_each_fact_of_a_chain_is_in_its_passage(world):
     for chain in world.chains:
         assert len(chain.doc_ids) == len(chain.relations) == chain.hop == len(chain.entities) - 1
         for doc_id, relation, (subject, thing) in zip(
@@ -87,7 +86,7 @@ def test_each_fact_of_a_chain_is_in_its_passage(world: World) -> None:
             assert any(clause.format(y=thing) in passage.text for clause in RELATIONS[relation].says)
 
 
-def test_an_answer_occurs_in_the_last_passage_only(world: World) -> None:
+def test_an_answer_occurs_in_the_last_passage_only(world):
     def words(text: str) -> str:
         return f" {' '.join(re.findall(r'[a-z0-9]+', text.lower().replace('the ', '')))} "
 
@@ -97,7 +96,7 @@ def test_an_answer_occurs_in_the_last_passage_only(world: World) -> None:
         assert not any(words(chain.answer) in words(text) for text in (chain.question, *early))
 
 
-def test_a_shortcut_is_reported_as_a_leak(world: World) -> None:
+def test_a_shortcut_is_reported_as_a_leak(world):
     one_hop = next(chain for chain in world.chains if chain.hop == 1)
     first = world.passages[one_hop.doc_ids[0]]
     other = next(iter(world.passages.keys() - {first.id}))
@@ -106,18 +105,18 @@ def test_a_shortcut_is_reported_as_a_leak(world: World) -> None:
     assert not chain_leaks(one_hop, world)
 
 
-def test_an_answer_in_the_question_is_reported_as_a_leak(world: World) -> None:
+def test_an_answer_in_the_question_is_reported_as_a_leak(world):
     doc_id = next(iter(world.passages))
     assert chain_leaks(Chain("x", 1, "Is it the Oak?", "oak", (doc_id,), ("a", "oak"), ("r",)), world)
 
 
-def test_chains_start_at_many_documents(world: World) -> None:
+def test_chains_start_at_many_documents(world):
     for hop in HOPS:
         assert len({chain.doc_ids[0] for chain in world.chains if chain.hop == hop}) >= 90
 
 
 @pytest.mark.parametrize("seed", range(WORLD_SEED, WORLD_SEED + 3))
-def test_chains_of_a_share_of_the_passages_are_in_a_land_that_no_other_passage_names(seed: int) -> None:
+def test_chains_of_a_share_of_the_passages_are_in_a_land_that_no_other_passage_names(seed):
     held = generate_world(seed, chain_share=EVALUATION_SHARE)
     assert Counter(chain.hop for chain in held.chains) == dict.fromkeys(HOPS, 100)
     documents = {doc_id for chain in held.chains for doc_id in chain.doc_ids}
@@ -129,12 +128,12 @@ def test_chains_of_a_share_of_the_passages_are_in_a_land_that_no_other_passage_n
     assert not [name for name in names for passage in outside if re.search(rf"\b{name}\b", passage.text)]
 
 
-def test_a_land_too_small_is_refused() -> None:
+def test_a_land_too_small_is_refused():
     with pytest.raises(DataError, match="at least 60 passages, got 24"):
         generate_world(0, chain_share=0.1)
 
 
-def test_every_relation_that_leads_on_is_continued_in_both_splits() -> None:
+def test_every_relation_that_leads_on_is_continued_in_both_splits():
     """Else a model would be asked about "the region of X" without having been shown the words."""
     follows: dict[tuple[str, str], int] = Counter()
     for first, relation in RELATIONS.items():
@@ -146,21 +145,21 @@ def test_every_relation_that_leads_on_is_continued_in_both_splits() -> None:
     assert set(follows) == {(first, split) for first in leading for split in ("run", "warmstart")}
 
 
-def test_passages_are_short_plain_texts(world: World) -> None:
+def test_passages_are_short_plain_texts(world):
     for passage in world.passages.values():
         assert passage.text.startswith(passage.title)
         assert 2 <= passage.text.count(".") <= 4
         assert 20 <= len(passage.text.split()) <= 60
 
 
-def test_a_passage_names_only_the_objects_of_its_own_facts(world: World) -> None:
+def test_a_passage_names_only_the_objects_of_its_own_facts(world):
     for passage in world.passages.values():
         own = {world.name(thing) for (subject, _), thing in world.facts.items() if subject == passage.id}
         named = {e.name for e in world.entities.values() if re.search(rf"\b{e.name}\b", passage.text)}
         assert named <= own | {passage.title}
 
 
-def test_files_hold_the_world(world: World, tmp_path: Path) -> None:
+def test_files_hold_the_world(world, tmp_path):
     write_world(world, tmp_path)
     corpus = [json.loads(line) for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
     chains = [json.loads(line) for line in (tmp_path / "chains.jsonl").read_text().splitlines()]
@@ -172,17 +171,17 @@ def test_files_hold_the_world(world: World, tmp_path: Path) -> None:
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["chains.jsonl", "corpus.jsonl"]
 
 
-def test_a_world_too_small_is_refused() -> None:
+def test_a_world_too_small_is_refused():
     with pytest.raises(DataError, match="at least 60 passages"):
         generate_world(0, passages=10)
 
 
-def test_more_chains_than_there_are_is_refused() -> None:
+def test_more_chains_than_there_are_is_refused():
     with pytest.raises(DataError, match="fewer chains or more passages"):
         generate_world(0, passages=60, chains_per_hop=100_000)
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_smallest_world_has_every_hop(seed: int) -> None:
+def test_the_smallest_world_has_every_hop(seed):
     world = generate_world(seed, passages=60, chains_per_hop=20)
     assert Counter(chain.hop for chain in world.chains) == dict.fromkeys(HOPS, 20)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_pairs import PASSAGE, pair, search
 
 from bench.gates import ALL_FAULTS, count_caught, false_alarms, gates_for, replace_section
-from bench.planted_faults import FAULTS, Clean, clean_pairs
+from bench.planted_faults import FAULTS, clean_pairs
 from bench.planted_wording import ORDINARY
 from data.benchmarks import BenchmarkQuestion
 from data.contamination import DEFAULT_NGRAM, OverlapIndex, contamination
@@ -28,7 +28,7 @@ QUESTIONS = st.lists(WORDS, min_size=1, max_size=14).map(" ".join)
 
 
 @pytest.fixture(scope="module")
-def embed() -> Embed:
+def embed():
     """The packaged embedder."""
     return Embedder(EmbedderSpec(PACKAGED_EMBEDDER, "cpu")).encode_queries
 
@@ -44,24 +44,24 @@ def letters(texts: Sequence[str]) -> np.ndarray:
 # --- evidence ----------------------------------------------------------------------------------------------
 
 
-def test_an_answer_in_the_document_has_evidence() -> None:
+def test_an_answer_in_the_document_has_evidence():
     assert evidence(pair(answer="galmir.")) is None
 
 
-def test_an_answer_in_a_retrieved_passage_has_evidence() -> None:
+def test_an_answer_in_a_retrieved_passage_has_evidence():
     assert evidence(pair("In which region does it rise?", "Tesk", search(), hop=2)) is None
 
 
-def test_an_answer_in_no_text_has_no_evidence() -> None:
+def test_an_answer_in_no_text_has_no_evidence():
     assert (evidence(pair(answer="Tesk")) or "").startswith("evidence: the answer is neither")
 
 
-def test_part_of_a_word_is_no_evidence() -> None:
+def test_part_of_a_word_is_no_evidence():
     assert evidence(pair(answer="Galm")) is not None
 
 
 @pytest.mark.parametrize("answer", ["yes", "No."])
-def test_yes_and_no_need_every_name_of_their_question_in_a_text(answer: str) -> None:
+def test_yes_and_no_need_every_name_of_their_question_in_a_text(answer):
     assert evidence(pair("Does Drosken lie on a river?", answer)) is None
     assert evidence(pair("Does Drosken lie on the Tesk?", answer)) is not None
     assert evidence(pair("Does Drosken lie on the Tesk?", answer, search(), hop=2)) is None
@@ -70,7 +70,7 @@ def test_yes_and_no_need_every_name_of_their_question_in_a_text(answer: str) -> 
 @pytest.mark.parametrize(
     "question", ["What is the capital of France?", "Xbar qux blorf zindle?", "which queen wrote poems?"]
 )
-def test_a_question_about_nothing_that_was_read_has_no_evidence(question: str) -> None:
+def test_a_question_about_nothing_that_was_read_has_no_evidence(question):
     assert "anything that the question names" in (evidence(pair(question)) or "")
 
 
@@ -81,15 +81,15 @@ def test_a_question_about_nothing_that_was_read_has_no_evidence(question: str) -
         "Did Napoleon see the river of Drosken?",
     ],
 )
-def test_a_question_that_names_one_thing_that_was_read_has_evidence(question: str) -> None:
+def test_a_question_that_names_one_thing_that_was_read_has_evidence(question):
     assert evidence(pair(question)) is None
 
 
-def test_passages_of_a_failed_search_are_no_evidence() -> None:
+def test_passages_of_a_failed_search_are_no_evidence():
     assert evidence(pair("Where?", "Tesk", search(failed=True), search(response="[1] Kelm: a region"), hop=2))
 
 
-def test_a_query_repeated_above_its_passages_is_no_evidence() -> None:
+def test_a_query_repeated_above_its_passages_is_no_evidence():
     queries = ("Zolvan", "Drosken")
     echoed = search(queries=queries, response=format_passages(queries, [[PASSAGE], [PASSAGE]]))
     assert evidence(pair("Who leads Drosken?", "Zolvan", echoed, hop=2)) is not None
@@ -101,7 +101,7 @@ TOWNS = ("Kelm", "Tesk", "Orrin", "Vell")
 
 
 @pytest.mark.parametrize("hop", [1, 2, 3, 4])
-def test_a_chain_of_h_hops_takes_h_minus_1_searches(hop: int) -> None:
+def test_a_chain_of_h_hops_takes_h_minus_1_searches(hop):
     enough = [search(town) for town in TOWNS[: hop - 1]]
     assert hops(pair("In which region does it rise?", "Tesk", *enough, hop=hop)) is None
     if enough:
@@ -117,11 +117,11 @@ def test_a_chain_of_h_hops_takes_h_minus_1_searches(hop: int) -> None:
         {"response": "No results."},
     ],
 )
-def test_a_search_without_passages_is_no_hop(changes: dict[str, Any]) -> None:
+def test_a_search_without_passages_is_no_hop(changes):
     assert hops(pair("In which region does it rise?", "Tesk", search(**changes), hop=2)) is not None
 
 
-def test_an_answer_in_its_own_document_takes_one_hop() -> None:
+def test_an_answer_in_its_own_document_takes_one_hop():
     asked = ("On which river does it lie?", "the Galmir", search())
     assert hops(pair(*asked, hop=1)) is None
     assert hops(pair(*asked, hop=2)) == (
@@ -149,12 +149,12 @@ def test_an_answer_in_its_own_document_takes_one_hop() -> None:
         ("On which river does Drosken lie?", "?!", "has no words"),
     ],
 )
-def test_integrity_names_what_is_wrong(question: str, answer: str, reason: str) -> None:
+def test_integrity_names_what_is_wrong(question, answer, reason):
     found = integrity(pair(question, answer), max_answer_words=5) or ""
     assert found.startswith("integrity: ") and reason in found
 
 
-def test_articles_do_not_lengthen_an_answer() -> None:
+def test_articles_do_not_lengthen_an_answer():
     assert integrity(pair(answer="the one, the two"), max_answer_words=2) is None
 
 
@@ -175,12 +175,12 @@ def benchmark_question(text: str) -> BenchmarkQuestion:
 
 
 @pytest.mark.parametrize("question", [LONG, LONG.upper(), "Say, " + LONG, LONG.replace("rise?", "begin?")])
-def test_a_run_of_words_from_a_benchmark_is_contamination(question: str) -> None:
+def test_a_run_of_words_from_a_benchmark_is_contamination(question):
     found = contamination(pair(question), known(LONG))
     assert found and found.startswith("contamination: ")
 
 
-def test_a_run_of_words_that_many_benchmark_questions_share_is_contamination_only_in_a_copy() -> None:
+def test_a_run_of_words_that_many_benchmark_questions_share_is_contamination_only_in_a_copy():
     asked = [f"In which region does the river that flows past the town of {name} rise?" for name in RIVERS]
     index = known(*asked)
     assert index.overlap(asked[0].replace(RIVERS[0], "Oslo")) is None
@@ -197,7 +197,7 @@ def test_a_run_of_words_that_many_benchmark_questions_share_is_contamination_onl
         ("Is Vell of Oslo married?", "yes", False),
     ],
 )
-def test_a_benchmarks_fact_in_other_words_is_contamination(question: str, answer: str, same: bool) -> None:
+def test_a_benchmarks_fact_in_other_words_is_contamination(question, answer, same):
     index = OverlapIndex(
         [BenchmarkQuestion("b", "1", "Who is the spouse of Vell, mayor of Oslo?", ("Tarmek", "yes"), 2)]
     )
@@ -205,7 +205,7 @@ def test_a_benchmarks_fact_in_other_words_is_contamination(question: str, answer
     assert ("asks for the same fact" in found if found else False) == same
 
 
-def test_fewer_words_in_common_than_the_limit_are_no_contamination() -> None:
+def test_fewer_words_in_common_than_the_limit_are_no_contamination():
     other = "In which region does the river that flows by Kelm end?"
     assert contamination(pair(other), known(LONG, ngram=8)) is None
     assert contamination(pair(other), known(LONG, ngram=7)) is not None
@@ -221,14 +221,12 @@ def test_fewer_words_in_common_than_the_limit_are_no_contamination() -> None:
         ("Who leads Drosken?", "Who leads Droskenville?", False),
     ],
 )
-def test_short_questions_overlap_only_as_a_whole(question: str, other: str, overlaps: bool) -> None:
+def test_short_questions_overlap_only_as_a_whole(question, other, overlaps):
     assert (known(other).overlap(question) is not None) == overlaps
 
 
 @given(st.lists(QUESTIONS, max_size=6), QUESTIONS, st.integers(2, 9), st.randoms(use_true_random=False))
-def test_case_and_punctuation_change_no_overlap(
-    asked: list[str], question: str, ngram: int, rng: Any
-) -> None:
+def test_case_and_punctuation_change_no_overlap(asked, question, ngram, rng):
     def dressed(text: str) -> str:
         return "".join(
             rng.choice((c, c.upper())) + (rng.choice(("", "!", "'")) if c != " " else " the ") for c in text
@@ -240,9 +238,7 @@ def test_case_and_punctuation_change_no_overlap(
 
 
 @given(st.lists(QUESTIONS, max_size=5), QUESTIONS, st.integers(2, 9))
-def test_overlap_of_few_questions_is_what_its_definition_says(
-    asked: list[str], question: str, ngram: int
-) -> None:
+def test_overlap_of_few_questions_is_what_its_definition_says(asked, question, ngram):
     words = question.split()  # QUESTIONS are in normal form
     runs = [" ".join(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
     shared = any(f" {run} " in f" {other} " for run in runs for other in asked)
@@ -272,14 +268,12 @@ JA = "1904年にオリン天文台を建てたのは誰ですか"
         ("누가 오린천문대를 1904년에 세웠나?", "오린도서관은 누가 1904년에 지었나?", "Xyzzy", None),
     ],
 )
-def test_questions_without_spaces_overlap_by_their_characters(
-    known_question: str, question: str, answer: str, found: str | None
-) -> None:
+def test_questions_without_spaces_overlap_by_their_characters(known_question, question, answer, found):
     reason = contamination(pair(question, answer), known(known_question))
     assert (found in (reason or "")) if found else reason is None
 
 
-def test_common_characters_are_no_contamination_but_a_copy_is() -> None:
+def test_common_characters_are_no_contamination_but_a_copy_is():
     names = ("奥林", "德罗", "加米", "泰斯", "佐凡", "凯姆", "沃恩", "纳克")
     index = known(*(f"流经{name}城的那条河流发源于哪一个地区的山脉之中？" for name in names))
     assert index.overlap("流经罗马城的那条河流发源于哪一个地区的山脉之中？") is None
@@ -289,14 +283,14 @@ def test_common_characters_are_no_contamination_but_a_copy_is() -> None:
 @pytest.mark.parametrize(
     ("length", "reason"), [(75, None), (77, "integrity: the question has 51 words, at most 50 are allowed")]
 )
-def test_a_long_question_without_spaces_is_counted_by_its_characters(length: int, reason: str | None) -> None:
+def test_a_long_question_without_spaces_is_counted_by_its_characters(length, reason):
     assert integrity(pair("山" * (length - 1) + "吗？", "凯姆")) == reason
     assert integrity(pair("流经奥林城的是什么河？", "水" * 16)) == (
         "integrity: the answer has 11 words, at most 10 are allowed"
     )
 
 
-def test_without_benchmarks_nothing_is_contaminated() -> None:
+def test_without_benchmarks_nothing_is_contaminated():
     assert contamination(pair(), known()) is None
 
 
@@ -320,22 +314,22 @@ def index_of(
         (ZH, "奥林 天文台 是由谁 在 1904 年建立的"),
     ],
 )
-def test_the_same_words_are_a_duplicate_whatever_the_answer(question: str, other: str) -> None:
+def test_the_same_words_are_a_duplicate_whatever_the_answer(question, other):
     again = pair(other, "Kelm", index=1)
     assert duplicates(again, index_of([pair(question)], again)) == "duplicates: prompt 0 asks the same"
 
 
-def test_other_words_are_no_duplicate() -> None:
+def test_other_words_are_no_duplicate():
     other = pair("Which river flows past Drosken?", index=1)
     assert duplicates(other, index_of([pair()], other)) is None
 
 
-def test_close_questions_with_one_answer_are_near_duplicates() -> None:
+def test_close_questions_with_one_answer_are_near_duplicates():
     other = pair("Does Drosken lie on which river?", "the galmir", index=1)
     assert (near_duplicates(other, index_of([pair()], other)) or "").startswith("near_duplicates: prompt 0 ")
 
 
-def test_close_questions_with_different_answers_are_so_only_about_one_document() -> None:
+def test_close_questions_with_different_answers_are_so_only_about_one_document():
     question = "Does Drosken lie on which river?"
     conflicting = pair(question, "Kelm", index=1)
     assert near_duplicates(conflicting, index_of([pair()], conflicting)) is not None
@@ -344,26 +338,26 @@ def test_close_questions_with_different_answers_are_so_only_about_one_document()
 
 
 @pytest.mark.parametrize(("answer", "same"), [("the river Galmir", True), ("Kelm", False)])
-def test_answers_without_a_common_word_need_closer_questions(answer: str, same: bool) -> None:
+def test_answers_without_a_common_word_need_closer_questions(answer, same):
     other = pair("Which river flows past Drosken?", answer, index=1)
     cosine = float((letters([other.question]) @ letters([pair().question]).T).item())
     assert (near_duplicates(other, index_of([pair()], other, cosine - 0.001)) is not None) == same
 
 
-def test_the_cosine_decides() -> None:
+def test_the_cosine_decides():
     other = pair("Which river flows past Drosken?", index=1)
     similarity = float(np.prod([letters([other.question]), letters([pair().question])], axis=0).sum())
     assert near_duplicates(other, index_of([pair()], other, similarity - 0.001)) is not None
     assert near_duplicates(other, index_of([pair()], other, similarity + 0.001)) is None
 
 
-def test_only_accepted_questions_count() -> None:
+def test_only_accepted_questions_count():
     first, other = pair(), pair("Does Drosken lie on which river?", index=1)
     index = AcceptedQuestions([first, other], letters, 0.9)
     assert duplicates(other, index) is None and near_duplicates(other, index) is None
 
 
-def test_only_questions_whose_answer_or_document_another_prompt_has_are_embedded() -> None:
+def test_only_questions_whose_answer_or_document_another_prompt_has_are_embedded():
     asked: list[str] = []
 
     def watch(texts: Sequence[str]) -> np.ndarray:
@@ -382,7 +376,7 @@ def test_only_questions_whose_answer_or_document_another_prompt_has_are_embedded
     assert asked == ["What is it?", "What was it?", "When is it?", "When was it?"]
 
 
-def test_the_measured_cosine_separates_rephrasings_from_other_questions(embed: Embed) -> None:
+def test_the_measured_cosine_separates_rephrasings_from_other_questions(embed):
     cosine = measured_cosine(embed, chains_per_hop=25)
     same, other = embed(["Who wrote The Zolvan Lamp?", "Who is the author of The Zolvan Lamp?"])
     strange = embed(["What is the length of the river that flows past Drosken?"])[0]
@@ -392,7 +386,7 @@ def test_the_measured_cosine_separates_rephrasings_from_other_questions(embed: E
 # --- settings ----------------------------------------------------------------------------------------------
 
 
-def test_near_duplicates_need_an_embedder() -> None:
+def test_near_duplicates_need_an_embedder():
     with pytest.raises(DataError, match="needs an embedder"):
         Gates(GateSettings())
 
@@ -400,14 +394,14 @@ def test_near_duplicates_need_an_embedder() -> None:
 @pytest.mark.parametrize(
     "name", ["evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates"]
 )
-def test_a_gate_that_is_off_judges_nothing(name: str) -> None:
+def test_a_gate_that_is_off_judges_nothing(name):
     settings = replace(GateSettings(near_duplicate_cosine=0.9), **{name: False})
     gates = Gates(settings, embed=letters, benchmark_questions=[benchmark_question("Who?")])
     others = {"evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates"} - {name}
     assert {*gates.per_pair, *gates.across_pairs} == others
 
 
-def test_every_reason_begins_with_the_name_of_its_gate() -> None:
+def test_every_reason_begins_with_the_name_of_its_gate():
     bad = pair("Drosken lies somewhere.", "Zolvan", index=1, hop=2)
     known = [benchmark_question(bad.question)]
     gates = Gates(GateSettings(near_duplicate_cosine=0.1), embed=letters, benchmark_questions=known)
@@ -419,7 +413,7 @@ def test_every_reason_begins_with_the_name_of_its_gate() -> None:
 
 
 @given(QUESTIONS, st.sampled_from(["galmir", "kelm", "yes", "zolvan tarmek"]), st.integers(1, 4))
-def test_judging_twice_changes_nothing(question: str, answer: str, hop: int) -> None:
+def test_judging_twice_changes_nothing(question, answer, hop):
     gates = Gates(
         GateSettings(near_duplicate_cosine=0.9),
         embed=letters,
@@ -435,12 +429,12 @@ def test_judging_twice_changes_nothing(question: str, answer: str, hop: int) -> 
 
 
 @pytest.fixture(scope="module")
-def clean() -> Clean:
+def clean():
     return clean_pairs(seed=3, per_hop=5)
 
 
 @pytest.fixture(scope="module")
-def gates(clean: Clean, embed: Embed) -> Gates:
+def gates(clean, embed):
     return gates_for(clean, embed, cosine=0.86)
 
 
@@ -459,14 +453,14 @@ LIKENESS = {
     [f for f in ALL_FAULTS if f.gate != "near_duplicates" and (f.gate, f.name) not in LIKENESS],
     ids=lambda fault: f"{fault.gate}: {fault.name}",
 )
-def test_visible_faults_are_all_caught_and_others_never(fault: Any, clean: Clean, gates: Gates) -> None:
+def test_visible_faults_are_all_caught_and_others_never(fault, clean, gates):
     planted = fault.plant(clean, seed=0)
     assert planted
     caught = count_caught(gates, fault.gate, planted, clean.pairs)
     assert caught == (len(planted) if fault.visible else 0)
 
 
-def test_most_rephrased_questions_are_caught(clean: Clean, gates: Gates) -> None:
+def test_most_rephrased_questions_are_caught(clean, gates):
     planted = [
         faulty
         for fault in FAULTS
@@ -480,27 +474,25 @@ def test_most_rephrased_questions_are_caught(clean: Clean, gates: Gates) -> None
 @pytest.mark.parametrize(
     ("name", "share"), [("rephrased, another answer", 0.35), ("rephrased, another form of the answer", 0.7)]
 )
-def test_rephrased_questions_are_caught_whatever_the_answer(
-    name: str, share: float, clean: Clean, gates: Gates
-) -> None:
+def test_rephrased_questions_are_caught_whatever_the_answer(name, share, clean, gates):
     (fault,) = (fault for fault in ALL_FAULTS if fault.name == name)
     planted = fault.plant(clean, 0)
     assert count_caught(gates, "near_duplicates", planted, clean.pairs) >= share * len(planted)
 
 
 @pytest.mark.parametrize(("question", "answer"), ORDINARY)
-def test_ordinary_questions_have_integrity(question: str, answer: str) -> None:
+def test_ordinary_questions_have_integrity(question, answer):
     assert integrity(pair(question, answer)) is None
 
 
-def test_clean_pairs_pass_every_gate(clean: Clean, gates: Gates, embed: Embed) -> None:
+def test_clean_pairs_pass_every_gate(clean, gates, embed):
     foreign = Gates(
         GateSettings(near_duplicate_cosine=0.86), embed=embed, benchmark_questions=[benchmark_question(LONG)]
     )
     assert set(false_alarms(clean, gates, foreign).values()) == {0}
 
 
-def test_the_bench_replaces_its_own_section_only() -> None:
+def test_the_bench_replaces_its_own_section_only():
     readme = "## One\n\nfirst\n\n## Gates\n\nold\n\n## Two\n\nsecond\n"
     assert (
         replace_section(readme, "## Gates", "new")

@@ -3,9 +3,6 @@
 import errno
 import shutil
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,23 +15,21 @@ WORK = {"model": "a", "prompts": "b"}
 records = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.none(), max_size=3), max_size=5)
 
 
-def test_a_rerun_sees_the_records_of_earlier_starts(tmp_path: Path) -> None:
+def test_a_rerun_sees_the_records_of_earlier_starts(tmp_path):
     for number in range(3):
         with Journal(tmp_path / "journal", WORK) as journal:
             assert [record["n"] for record in journal.records] == list(range(number))
             journal.append({"n": number})
 
 
-def test_half_of_a_surrogate_pair_is_kept_as_a_question_mark(tmp_path: Path) -> None:
+def test_half_of_a_surrogate_pair_is_kept_as_a_question_mark(tmp_path):
     with Journal(tmp_path / "journal", WORK) as journal:
         journal.append({"said": "\ud83d", "\ude00": ["\ud83d\ude00"]})
     assert read_records(tmp_path / "journal") == [{"said": "?", "?": ["??"]}]
 
 
 @given(written=records, cut=st.integers(min_value=0))
-def test_a_file_cut_anywhere_gives_back_a_beginning_of_its_records(
-    tmp_path_factory: pytest.TempPathFactory, written: list[dict[str, Any]], cut: int
-) -> None:
+def test_a_file_cut_anywhere_gives_back_a_beginning_of_its_records(tmp_path_factory, written, cut):
     path = tmp_path_factory.mktemp("journal") / "journal"
     with Journal(path, WORK) as journal:
         for record in written:
@@ -49,7 +44,7 @@ def test_a_file_cut_anywhere_gives_back_a_beginning_of_its_records(
         assert journal.records == [*kept, {"after": "the cut"}]
 
 
-def test_a_journal_of_other_work_is_refused_with_what_differs(tmp_path: Path) -> None:
+def test_a_journal_of_other_work_is_refused_with_what_differs(tmp_path):
     with Journal(tmp_path / "journal", WORK) as journal:
         journal.append({"n": 1})
     with pytest.raises(DataError, match="model was 'a' and is 'other'"):
@@ -58,16 +53,14 @@ def test_a_journal_of_other_work_is_refused_with_what_differs(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("line", ["not json", "[1]", '{"a": 1}'])
-def test_a_file_that_is_no_journal_is_refused(tmp_path: Path, line: str) -> None:
+def test_a_file_that_is_no_journal_is_refused(tmp_path, line):
     (tmp_path / "journal").write_text(line + "\n")
     with pytest.raises(DataError, match="start over"):
         Journal(tmp_path / "journal", WORK)
 
 
 @pytest.mark.parametrize("line", [b"{torn", b'{"n": "\xff"}', b"[1]", b"[" * 9000, b"\0\0"])
-def test_a_damaged_line_in_the_middle_costs_itself_and_is_counted(
-    tmp_path: Path, line: bytes, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_line_in_the_middle_costs_itself_and_is_counted(tmp_path, line, capsys):
     path = tmp_path / "journal"
     with Journal(path, WORK) as journal:
         journal.append({"n": "a\x85b\u2028c"})
@@ -78,7 +71,7 @@ def test_a_damaged_line_in_the_middle_costs_itself_and_is_counted(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A file system of 64 KiB."""
     folder = tmp_path / "disk"
     folder.mkdir()
@@ -89,7 +82,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_reported_with_the_file_and_costs_no_finished_record(small_disk: Path) -> None:
+def test_a_full_disk_is_reported_with_the_file_and_costs_no_finished_record(small_disk):
     path, written = small_disk / "journal", 0
     with Journal(path, WORK) as journal, pytest.raises(OSError, match="No space left") as caught:
         while True:

@@ -38,7 +38,7 @@ from data.leaks import given_away, words_of
         ("挪威的首都奥斯陆在哪里？", "奥斯陆"),
     ],
 )
-def test_an_answer_that_is_given_away_is_found(question: str, answer: str) -> None:
+def test_an_answer_that_is_given_away_is_found(question, answer):
     assert given_away(question, answer)
 
 
@@ -56,10 +56,10 @@ def test_an_answer_that_is_given_away_is_found(question: str, answer: str) -> No
         ("Which town is it?", "?!"),
     ],
 )
-def test_an_answer_that_is_not_given_away_is_not_found(question: str, answer: str) -> None:
+def test_an_answer_that_is_not_given_away_is_not_found(question, answer):
     assert given_away(question, answer) is None
 
 
 @given(st.text(max_size=30), st.text(max_size=10))
-def test_any_two_texts_can_be_compared(question: str, answer: str) -> None:
+def test_any_two_texts_can_be_compared(question, answer):
     assert (given_away(f"{question} {answer}.", answer) is not None) or not words_of(answer)

@@ -4,7 +4,7 @@ import json
 import random
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,8 +37,6 @@ from search.sources.document import Document
 from verl_ext.method.passages import defuse
 from verl_ext.method.prompts import challenger_messages
 
-Prepare = Callable[..., PrepareReport]
-
 
 def word_tokenizer() -> Tokenizer:
     """One token a word: all that counting needs."""
@@ -48,7 +46,7 @@ def word_tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
+def tokenizer():
     """The packaged embedder's: what chunks and prompts are counted with."""
     return Embedder(EmbedderSpec("packaged-minilm", "cpu")).plain_tokenizer()
 
@@ -63,7 +61,7 @@ def count(tokenizer: Tokenizer, text: str) -> int:
 
 
 @pytest.fixture
-def prepare(tmp_path: Path) -> Prepare:
+def prepare(tmp_path):
     def run(documents: int = 50, **changes: Any) -> PrepareReport:
         arguments: dict[str, Any] = {
             "rows": 20,
@@ -93,26 +91,26 @@ def doc_ids(path: Path | None) -> list[str]:
 
 
 @given(st.integers(0, 10_000), st.lists(st.integers(0, 50), min_size=1, max_size=6).filter(any))
-def test_counts_sum_up_and_stay_within_one_of_their_share(total: int, weights: list[int]) -> None:
+def test_counts_sum_up_and_stay_within_one_of_their_share(total, weights):
     counts = largest_remainder(total, weights)
     assert sum(counts) == total
     for count, weight in zip(counts, weights, strict=True):
         assert abs(count * sum(weights) - total * weight) < sum(weights)
 
 
-def test_the_largest_remainders_get_the_rest() -> None:
+def test_the_largest_remainders_get_the_rest():
     assert largest_remainder(8, (4, 3, 2, 1)) == [3, 2, 2, 1]  # shares 3.2, 2.4, 1.6, 0.8
 
 
 @pytest.mark.parametrize(("total", "weights"), [(-1, (1,)), (1, ()), (1, (0, 0)), (1, (2, -1))])
-def test_an_invalid_ratio_is_refused(total: int, weights: tuple[int, ...]) -> None:
+def test_an_invalid_ratio_is_refused(total, weights):
     with pytest.raises(DataError, match="cannot split"):
         largest_remainder(total, weights)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.integers(1, 60), ratio=st.lists(st.integers(0, 12), min_size=1, max_size=4).filter(any))
-def test_rows_keep_the_ratio(prepare: Prepare, rows: int, ratio: list[int]) -> None:
+def test_rows_keep_the_ratio(prepare, rows, ratio):
     report = prepare(rows=rows, hop_ratio=ratio)
     hops = Counter(row["extra_info"]["hop"] for row in rows_of(report.train_path))
     expected = dict(enumerate(largest_remainder(rows, ratio), start=1))
@@ -120,15 +118,13 @@ def test_rows_keep_the_ratio(prepare: Prepare, rows: int, ratio: list[int]) -> N
     assert hops == {hop: count for hop, count in expected.items() if count}
 
 
-def test_hops_are_shuffled_and_the_seed_decides_the_documents(prepare: Prepare) -> None:
+def test_hops_are_shuffled_and_the_seed_decides_the_documents(prepare):
     hops = [row["extra_info"]["hop"] for row in rows_of(prepare(rows=40).train_path)]
     assert hops != sorted(hops)
     assert doc_ids(prepare(seed=0).train_path) != doc_ids(prepare(seed=1).train_path)
 
 
-def test_of_documents_in_random_order_the_first_that_are_fit_are_taken_and_no_more_read(
-    prepare: Prepare,
-) -> None:
+def test_of_documents_in_random_order_the_first_that_are_fit_are_taken_and_no_more_read(prepare):
     read = []
 
     def corpus() -> Iterator[tuple[str, str, str]]:
@@ -151,7 +147,7 @@ def test_of_documents_in_random_order_the_first_that_are_fit_are_taken_and_no_mo
     ("ratio", "name"),
     [((4, 3, 2, 1), "zero_ratio4321"), ((1, 0), "zero_ratio10"), ((10, 3), "zero_ratio10-3")],
 )
-def test_files_are_named_after_the_ratio(prepare: Prepare, ratio: tuple[int, ...], name: str) -> None:
+def test_files_are_named_after_the_ratio(prepare, ratio, name):
     report = prepare(hop_ratio=ratio)
     assert report.train_path.name == f"{name}.parquet"
     assert report.heldout_path and report.heldout_path.name == f"{name}_heldout.parquet"
@@ -160,7 +156,7 @@ def test_files_are_named_after_the_ratio(prepare: Prepare, ratio: tuple[int, ...
 # --- documents ---------------------------------------------------------------------------------------------
 
 
-def test_a_large_corpus_gives_every_row_its_own_document(prepare: Prepare) -> None:
+def test_a_large_corpus_gives_every_row_its_own_document(prepare):
     report = prepare(documents=200)
     used = doc_ids(report.train_path) + doc_ids(report.heldout_path)
     assert len(used) == len(set(used)) == 30
@@ -168,7 +164,7 @@ def test_a_large_corpus_gives_every_row_its_own_document(prepare: Prepare) -> No
     assert "cycled" not in report.summary()
 
 
-def test_a_small_corpus_is_cycled_evenly_and_the_report_says_so(prepare: Prepare) -> None:
+def test_a_small_corpus_is_cycled_evenly_and_the_report_says_so(prepare):
     report = prepare(documents=30, rows=50)
     assert report.cycles == 2.5
     assert Counter(Counter(doc_ids(report.train_path)).values()) == {2: 10, 3: 10}
@@ -176,19 +172,19 @@ def test_a_small_corpus_is_cycled_evenly_and_the_report_says_so(prepare: Prepare
     assert set(doc_ids(report.train_path)).isdisjoint(doc_ids(report.heldout_path))
 
 
-def test_the_report_says_when_a_corpus_is_too_small_to_hold_documents_out(prepare: Prepare) -> None:
+def test_the_report_says_when_a_corpus_is_too_small_to_hold_documents_out(prepare):
     report = prepare(documents=15)
     assert not report.heldout_is_disjoint
     assert "trained on too" in report.summary()
 
 
-def test_no_heldout_rows_means_no_heldout_file(prepare: Prepare) -> None:
+def test_no_heldout_rows_means_no_heldout_file(prepare):
     report = prepare(heldout_rows=0)
     assert report.heldout_path is None
     assert [path.name for path in report.train_path.parent.iterdir()] == ["zero_ratio4321.parquet"]
 
 
-def test_every_document_is_equally_likely_to_be_drawn(prepare: Prepare) -> None:
+def test_every_document_is_equally_likely_to_be_drawn(prepare):
     drawn = Counter(
         doc
         for seed in range(150)
@@ -198,20 +194,20 @@ def test_every_document_is_equally_likely_to_be_drawn(prepare: Prepare) -> None:
     assert min(drawn.values()) >= 15 and max(drawn.values()) <= 65  # 37.5 each on average, sd 5.3
 
 
-def test_same_inputs_give_the_same_bytes(prepare: Prepare, tmp_path: Path) -> None:
+def test_same_inputs_give_the_same_bytes(prepare, tmp_path):
     one, two = prepare(out_dir=tmp_path / "one"), prepare(out_dir=tmp_path / "two")
     assert one.train_path.read_bytes() == two.train_path.read_bytes()
     assert one.heldout_path and two.heldout_path
     assert one.heldout_path.read_bytes() == two.heldout_path.read_bytes()
 
 
-def test_an_empty_corpus_is_refused_and_nothing_written(prepare: Prepare, tmp_path: Path) -> None:
+def test_an_empty_corpus_is_refused_and_nothing_written(prepare, tmp_path):
     with pytest.raises(DataError, match="'tests' has no document to ask about"):
         prepare(documents=0)
     assert not (tmp_path / "out").exists()
 
 
-def test_control_tokens_are_stored_as_the_prompt_shows_them(prepare: Prepare) -> None:
+def test_control_tokens_are_stored_as_the_prompt_shows_them(prepare):
     row = rows_of(prepare(corpus=[("d", "Title", "a <|im_end|> b")], rows=1, heldout_rows=0).train_path)[0]
     assert row["extra_info"]["document"] in row["prompt"][0]["content"]
 
@@ -219,13 +215,13 @@ def test_control_tokens_are_stored_as_the_prompt_shows_them(prepare: Prepare) ->
 # --- what is fit to be asked about -------------------------------------------------------------------------
 
 
-def test_documents_below_the_floor_are_counted_and_not_asked_about(prepare: Prepare) -> None:
+def test_documents_below_the_floor_are_counted_and_not_asked_about(prepare):
     report = prepare(documents=0, corpus=[("a", "RF", "Radio frequency."), *LONG], min_document_tokens=8)
     assert set(doc_ids(report.train_path)) <= {doc for doc, _, _ in LONG}
     assert (report.short.count, report.short.examples) == (1, ["RF Radio frequency."])
 
 
-def test_where_all_are_below_the_floor_the_error_names_the_setting(prepare: Prepare) -> None:
+def test_where_all_are_below_the_floor_the_error_names_the_setting(prepare):
     named = r"of 50 that are not held out, 50 have fewer than 9 tokens \(min_document_tokens\)"
     with pytest.raises(DataError, match=named):
         prepare(min_document_tokens=9)
@@ -244,7 +240,7 @@ COMMENTED = """  onSend: (request, reply) => {
 /* and this is one as well, which ends where it began */"""
 
 
-def test_what_is_no_sentences_is_counted_and_not_asked_about(prepare: Prepare) -> None:
+def test_what_is_no_sentences_is_counted_and_not_asked_about(prepare):
     corpus = [("code", "Levels", LISTING), ("see", "boot", "n. See {bounce}."), *LONG]
     report = prepare(documents=0, corpus=corpus, min_prose=0.15)
     assert set(doc_ids(report.train_path)) <= {doc for doc, _, _ in LONG} and report.unsaid.count == 2
@@ -274,7 +270,7 @@ def test_what_is_no_sentences_is_counted_and_not_asked_about(prepare: Prepare) -
         ("- [onReady](#onready)\n- [The onListen hook](#onlisten)\n- [Manage errors](#errors)", False),
     ],
 )
-def test_prose_is_what_has_words_in_a_row(text: str, is_prose: bool) -> None:
+def test_prose_is_what_has_words_in_a_row(text, is_prose):
     assert (prose_share(text) > 0.5) == is_prose and (prose_share(text) < 0.1) != is_prose
 
 
@@ -290,15 +286,13 @@ def test_prose_is_what_has_words_in_a_row(text: str, is_prose: bool) -> None:
         ("Old.\n\n\nNew.\n\n# Why？", "Old.\n\n\nNew."),  # a heading is no sentence
     ],
 )
-def test_a_prompt_does_not_end_with_what_introduces_the_next_chunk(
-    prepare: Prepare, text: str, shown: str
-) -> None:
+def test_a_prompt_does_not_end_with_what_introduces_the_next_chunk(prepare, text, shown):
     assert without_lead_in(text) == shown
     rows = rows_of(prepare(documents=0, corpus=[("a", "Orrin", text)], rows=2).train_path)
     assert {row["extra_info"]["document"] for row in rows} == {f"Orrin\n{shown}"}
 
 
-def test_texts_that_differ_in_white_space_alone_are_asked_about_once(prepare: Prepare) -> None:
+def test_texts_that_differ_in_white_space_alone_are_asked_about_once(prepare):
     twice = [(f"b{doc}", title, text.replace(" ", "\n  ")) for doc, title, text in LONG]
     report = prepare(documents=0, corpus=[*LONG, *twice], rows=60, heldout_rows=0)
     assert report.repeated.count == len(LONG) and report.train_documents == len(LONG)
@@ -307,7 +301,7 @@ def test_texts_that_differ_in_white_space_alone_are_asked_about_once(prepare: Pr
 LONG = [(f"d{n}", f"Title {n}", f"Orrin {n} is a town. It lies on the river Vell {n}.") for n in range(20)]
 
 
-def test_no_document_is_asked_for_more_hops_than_its_chain_has(prepare: Prepare) -> None:
+def test_no_document_is_asked_for_more_hops_than_its_chain_has(prepare):
     chains = {doc: 1 + n % 3 for n, (doc, _, _) in enumerate(LONG)}
     report = prepare(documents=0, corpus=LONG, rows=40, heldout_rows=0, chains=chains)
     for row in rows_of(report.train_path):
@@ -338,9 +332,7 @@ def towns(names: Iterable[str]) -> list[tuple[str, str, str]]:
         ([1], 0, [40]),
     ],
 )
-def test_documents_are_chosen_that_carry_the_hops_wanted(
-    prepare: Prepare, ratio: list[int], heldout_rows: int, counts: list[int]
-) -> None:
+def test_documents_are_chosen_that_carry_the_hops_wanted(prepare, ratio, heldout_rows, counts):
     """Of 500 documents 60 begin chains, 20 each of two, three and four."""
     corpus = towns(f"d{n}" for n in range(500))
     chains = {doc: 2 + n % 3 if n < 60 else 1 for n, (doc, _, _) in enumerate(corpus)}
@@ -349,14 +341,14 @@ def test_documents_are_chosen_that_carry_the_hops_wanted(
     assert len(set(doc_ids(report.train_path))) == 40
 
 
-def test_prompts_are_spread_over_documents_before_their_chunks(prepare: Prepare) -> None:
+def test_prompts_are_spread_over_documents_before_their_chunks(prepare):
     names = [f"book{n % 2}#{n}-0123456789ab" for n in range(120)] + [f"note{n}" for n in range(8)]
     report = prepare(corpus=towns(names), rows=12, heldout_rows=0)
     shown = Counter(map(document_of, doc_ids(report.train_path)))
     assert shown == {"book0": 2, "book1": 2} | dict.fromkeys(names[120:], 1)
 
 
-def test_where_the_corpus_carries_all_hops_the_rows_are_those_of_the_ratio_alone(prepare: Prepare) -> None:
+def test_where_the_corpus_carries_all_hops_the_rows_are_those_of_the_ratio_alone(prepare):
     as_published = prepare(documents=0, corpus=LONG).train_path.read_bytes()
     chains = dict.fromkeys((doc for doc, _, _ in LONG), 4)
     assert prepare(documents=0, corpus=LONG, chains=chains).train_path.read_bytes() == as_published
@@ -369,9 +361,7 @@ def test_where_the_corpus_carries_all_hops_the_rows_are_those_of_the_ratio_alone
         )
     )
 )
-def test_hops_are_given_to_rows_that_carry_them_and_only_ever_become_fewer(
-    both: tuple[list[int], list[int]],
-) -> None:
+def test_hops_are_given_to_rows_that_carry_them_and_only_ever_become_fewer(both):
     hops, carried = both
     given_hops = assign_hops(hops, carried, random.Random(0))
     assert len(given_hops) == len(hops) and all(
@@ -385,7 +375,7 @@ def test_hops_are_given_to_rows_that_carry_them_and_only_ever_become_fewer(
             assert sum(hop >= most for hop in given_hops) == wanted
 
 
-def test_rows_that_too_few_carry_are_shared_in_the_ratio() -> None:
+def test_rows_that_too_few_carry_are_shared_in_the_ratio():
     """Of 100 rows 24 carry four hops, and 60 are wanted: 30 of two, 20 of three, 10 of four."""
     hops, carried = [1] * 40 + [2] * 30 + [3] * 20 + [4] * 10, [4] * 24 + [1] * 76
     counts = Counter(assign_hops(hops, carried, random.Random(0)))
@@ -397,13 +387,13 @@ def test_rows_that_too_few_carry_are_shared_in_the_ratio() -> None:
 
 @settings(max_examples=60)
 @given(text=st.text(max_size=200), limit=st.integers(1, 40))
-def test_a_cut_document_is_a_beginning_within_the_limit(tokenizer: Tokenizer, text: str, limit: int) -> None:
+def test_a_cut_document_is_a_beginning_within_the_limit(tokenizer, text, limit):
     cut = cut_to_tokens(text, tokenizer, limit)
     assert text.startswith(cut)
     assert count(tokenizer, cut) <= limit
 
 
-def test_a_long_document_is_cut_close_to_the_limit_and_after_a_sentence(tokenizer: Tokenizer) -> None:
+def test_a_long_document_is_cut_close_to_the_limit_and_after_a_sentence(tokenizer):
     text = " ".join(passage.text for passage in list(generate_world(0).passages.values())[:20])
     cut = cut_to_tokens(text, tokenizer, 256)
     assert 215 <= count(tokenizer, cut) <= 256
@@ -411,17 +401,17 @@ def test_a_long_document_is_cut_close_to_the_limit_and_after_a_sentence(tokenize
 
 
 @pytest.mark.parametrize("text", ["日本語の文章" * 200, "x1y2" * 400])
-def test_text_without_spaces_is_cut_between_characters(tokenizer: Tokenizer, text: str) -> None:
+def test_text_without_spaces_is_cut_between_characters(tokenizer, text):
     cut = cut_to_tokens(text, tokenizer, 256)
     assert text.startswith(cut)
     assert 1 <= count(tokenizer, cut) <= 256
 
 
-def test_a_word_that_just_fits_is_kept() -> None:
+def test_a_word_that_just_fits_is_kept():
     assert cut_to_tokens("one two three four", word_tokenizer(), 2) == "one two"
 
 
-def test_documents_in_rows_are_cut_after_a_sentence_and_named(prepare: Prepare) -> None:
+def test_documents_in_rows_are_cut_after_a_sentence_and_named(prepare):
     long = ("long", "Title", "The quick brown fox runs. " * 200)
     report = prepare(documents=0, corpus=[long, *LONG[:1]], rows=2, heldout_rows=0, max_document_tokens=30)
     shown = {row["extra_info"]["doc_id"]: row["extra_info"]["document"] for row in rows_of(report.train_path)}
@@ -432,7 +422,7 @@ def test_documents_in_rows_are_cut_after_a_sentence_and_named(prepare: Prepare) 
 @given(
     st.lists(st.sampled_from(["Orrin is a town.", "It is old!", "<|im_end|> Who?"]), min_size=1, max_size=90)
 )
-def test_a_prompt_shows_every_chunk_whole(tokenizer: Tokenizer, sentences: list[str]) -> None:
+def test_a_prompt_shows_every_chunk_whole(tokenizer, sentences):
     chunker = small_chunker()
     for chunk in chunker.split(Document("d", "Orrin", " ".join(sentences))):
         whole = defuse(f"{chunk.title}\n{chunk.text}".strip())
@@ -442,7 +432,7 @@ def test_a_prompt_shows_every_chunk_whole(tokenizer: Tokenizer, sentences: list[
 # --- parquet contract --------------------------------------------------------------------------------------
 
 
-def test_rows_follow_the_contract(prepare: Prepare) -> None:
+def test_rows_follow_the_contract(prepare):
     report = prepare()
     for index, row in enumerate(rows_of(report.train_path)):
         extra = row["extra_info"]
@@ -455,7 +445,7 @@ def test_rows_follow_the_contract(prepare: Prepare) -> None:
         assert row["metadata"]["corpus_id"] == "tests" and len(row["metadata"]["document_sha256"]) == 64
 
 
-def test_verls_dataset_reads_the_rows(prepare: Prepare, smollm2_tokenizer: Any, tmp_path: Path) -> None:
+def test_verls_dataset_reads_the_rows(prepare, smollm2_tokenizer, tmp_path):
     from omegaconf import OmegaConf
     from verl.utils.dataset.rl_dataset import RLHFDataset
 
@@ -479,7 +469,7 @@ def solver_row(row: dict[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def test_rows_with_and_without_target_share_a_schema(prepare: Prepare, tmp_path: Path) -> None:
+def test_rows_with_and_without_target_share_a_schema(prepare, tmp_path):
     row = rows_of(prepare().train_path)[0]
     write_training_rows(tmp_path / "mixed.parquet", [row, solver_row(row)])
     write_training_rows(tmp_path / "plain.parquet", [row])
@@ -508,7 +498,7 @@ def test_rows_with_and_without_target_share_a_schema(prepare: Prepare, tmp_path:
         ("metadata", {}, "missing metadata.corpus_id"),
     ],
 )
-def test_a_bad_row_is_named_with_its_fault(prepare: Prepare, path: str, value: Any, message: str) -> None:
+def test_a_bad_row_is_named_with_its_fault(prepare, path, value, message):
     rows = rows_of(prepare().train_path)
     *parents, name = path.split(".")
     node = rows[7]
@@ -519,7 +509,7 @@ def test_a_bad_row_is_named_with_its_fault(prepare: Prepare, path: str, value: A
         check_training_rows(rows)
 
 
-def test_bad_rows_are_not_written(tmp_path: Path) -> None:
+def test_bad_rows_are_not_written(tmp_path):
     with pytest.raises(DataError, match="training row 0: missing data_source"):
         write_training_rows(tmp_path / "bad.parquet", [{}])
     with pytest.raises(DataError, match="no rows to write"):
@@ -527,7 +517,7 @@ def test_bad_rows_are_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no parquet file at .*nowhere\.parquet: prepare the data"):
         read_parquet(tmp_path / "nowhere.parquet")
     path = tmp_path / "t.parquet"
@@ -573,9 +563,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize(("columns", "message"), FOREIGN.values(), ids=FOREIGN)
-def test_a_column_of_another_shape_is_refused_with_file_and_field(
-    tmp_path: Path, columns: dict[str, pa.Array], message: str
-) -> None:
+def test_a_column_of_another_shape_is_refused_with_file_and_field(tmp_path, columns, message):
     pq.write_table(pa.table(columns), tmp_path / "foreign.parquet")
     with pytest.raises(
         DataError,
@@ -584,7 +572,7 @@ def test_a_column_of_another_shape_is_refused_with_file_and_field(
         read_parquet(tmp_path / "foreign.parquet", list(columns))
 
 
-def test_values_written_in_wider_types_or_all_null_are_read(tmp_path: Path) -> None:
+def test_values_written_in_wider_types_or_all_null_are_read(tmp_path):
     targets = pa.large_list(pa.large_string())
     truth = pa.struct({"style": pa.large_string(), "ground_truth": pa.struct({"target": targets})})
     rows = [{"style": "rule", "ground_truth": {"target": ["Vell"]}}]
@@ -593,12 +581,12 @@ def test_values_written_in_wider_types_or_all_null_are_read(tmp_path: Path) -> N
     assert read_parquet(tmp_path / "t.parquet", table.column_names).to_pylist() == table.to_pylist()
 
 
-def test_a_file_without_rows_is_read(tmp_path: Path) -> None:
+def test_a_file_without_rows_is_read(tmp_path):
     pq.write_table(TRAINING_SCHEMA.empty_table(), tmp_path / "t.parquet")
     assert len(read_parquet(tmp_path / "t.parquet")) == 0
 
 
-def test_the_schema_has_no_empty_struct() -> None:
+def test_the_schema_has_no_empty_struct():
     def structs(kind: pa.DataType) -> list[pa.StructType]:
         inner = [kind.field(i).type for i in range(kind.num_fields)]
         return [t for t in [kind] if pa.types.is_struct(t)] + [s for t in inner for s in structs(t)]

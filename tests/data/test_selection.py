@@ -48,11 +48,11 @@ def choose(prompts: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]],
     ],
     ids=["the best format score", "in a tie the lower sample", "only past every gate"],
 )
-def test_the_best_sample_is_taken(records: list[dict[str, Any]]) -> None:
+def test_the_best_sample_is_taken(records):
     assert [pair.sample for pair in choose([prompt()], records).accepted] == [1]
 
 
-def test_prompts_are_answered_in_index_order() -> None:
+def test_prompts_are_answered_in_index_order():
     prompts = [prompt(index) for index in (2, 0, 1)]
     records = [record(last_turn(f"Which river is number {i} of all?"), prompt_index=i) for i in range(3)]
     accepted = choose(prompts, records, near_duplicates=False).accepted
@@ -62,7 +62,7 @@ def test_prompts_are_answered_in_index_order() -> None:
 # --- rejections --------------------------------------------------------------------------------------------
 
 
-def test_a_rejection_lists_each_sample_s_reasons() -> None:
+def test_a_rejection_lists_each_sample_s_reasons():
     records = [
         record(last_turn("Drosken is a town.", "Zolvan")),
         record("nothing", sample=1),
@@ -76,7 +76,7 @@ def test_a_rejection_lists_each_sample_s_reasons() -> None:
     assert gates_named == [["evidence", "hops", "integrity"], ["pair"], ["pair"]]
 
 
-def test_a_prompt_without_samples_is_rejected_too() -> None:
+def test_a_prompt_without_samples_is_rejected_too():
     [rejection] = choose([prompt()], []).rejected
     assert rejection.samples == ()
     assert rejection.reason == "no sample: services failed"
@@ -86,14 +86,14 @@ def test_a_prompt_without_samples_is_rejected_too() -> None:
 
 
 @pytest.mark.parametrize(("again", "gate"), [(ASKED.upper(), "duplicates"), (REPHRASED, "near_duplicates")])
-def test_a_question_of_an_earlier_prompt_is_not_accepted_twice(again: str, gate: str) -> None:
+def test_a_question_of_an_earlier_prompt_is_not_accepted_twice(again, gate):
     records = [record(last_turn(ASKED)), record(last_turn(again), prompt_index=1)]
     selection = choose([prompt(0), prompt(1)], records)
     assert [pair.prompt_index for pair in selection.accepted] == [0]
     assert selection.rejected[0].samples[0].reasons[0].startswith(f"{gate}: prompt 0")
 
 
-def test_another_sample_takes_the_place_of_a_duplicate() -> None:
+def test_another_sample_takes_the_place_of_a_duplicate():
     records = [
         record(last_turn()),
         record(last_turn(), prompt_index=1),
@@ -102,13 +102,13 @@ def test_another_sample_takes_the_place_of_a_duplicate() -> None:
     assert [p.sample for p in choose([prompt(0), prompt(1)], records).accepted] == [0, 1]
 
 
-def test_samples_of_one_prompt_are_no_duplicates_of_each_other() -> None:
+def test_samples_of_one_prompt_are_no_duplicates_of_each_other():
     records = [record(last_turn()), record(last_turn(), sample=1)]
     selection = choose([prompt()], records)
     assert selection.counts["gates"]["duplicates"] == {"judged": 2, "refused": 0}
 
 
-def test_a_sample_that_was_not_taken_makes_no_duplicates() -> None:
+def test_a_sample_that_was_not_taken_makes_no_duplicates():
     records = [
         record(last_turn(ASKED)),
         record("well. " + last_turn("Which water is it at Drosken town?"), sample=1),
@@ -117,7 +117,7 @@ def test_a_sample_that_was_not_taken_makes_no_duplicates() -> None:
     assert len(choose([prompt(0), prompt(1)], records).accepted) == 2
 
 
-def test_a_gate_that_is_off_refuses_nothing() -> None:
+def test_a_gate_that_is_off_refuses_nothing():
     records = [record(last_turn()), record(last_turn(), prompt_index=1)]
     off = choose([prompt(0), prompt(1)], records, duplicates=False, near_duplicates=False)
     assert len(off.accepted) == 2
@@ -127,7 +127,7 @@ def test_a_gate_that_is_off_refuses_nothing() -> None:
 # --- counts and bad input ----------------------------------------------------------------------------------
 
 
-def test_counts_hold_samples_pairs_and_each_gate() -> None:
+def test_counts_hold_samples_pairs_and_each_gate():
     records = [
         record(last_turn()),
         record("nothing", sample=1),
@@ -152,7 +152,7 @@ def test_counts_hold_samples_pairs_and_each_gate() -> None:
     }
 
 
-def test_without_a_benchmark_no_pair_counts_as_judged_for_contamination_and_a_note_says_why() -> None:
+def test_without_a_benchmark_no_pair_counts_as_judged_for_contamination_and_a_note_says_why():
     bare = Gates(GateSettings(near_duplicate_cosine=0.9), embed=by_length)
     counts = select({0: [record(last_turn())]}, [prompt()], bare).counts
     assert counts["gates"]["contamination"] == {"judged": 0, "refused": 0, "note": "no benchmark given"}
@@ -171,9 +171,7 @@ TWICE = [record(last_turn(), sample=1), record("nothing", sample=1)]
         ([prompt(3), prompt(3)], [], r"share an index with another \(3\)"),
     ],
 )
-def test_samples_that_do_not_fit_the_prompts_are_an_error(
-    prompts: list[dict[str, Any]], records: list[dict[str, Any]], message: str
-) -> None:
+def test_samples_that_do_not_fit_the_prompts_are_an_error(prompts, records, message):
     with pytest.raises(DataError, match=message):
         choose(prompts, records)
 
@@ -205,7 +203,7 @@ def sampled(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 
 
 @given(sampled())
-def test_every_prompt_is_accepted_once_or_rejected_with_reasons(data: Any) -> None:
+def test_every_prompt_is_accepted_once_or_rejected_with_reasons(data):
     prompts, records = data
     selection = choose(prompts, records)
     accepted = [pair.prompt_index for pair in selection.accepted]
@@ -221,7 +219,7 @@ def test_every_prompt_is_accepted_once_or_rejected_with_reasons(data: Any) -> No
 
 
 @given(sampled(), st.randoms(use_true_random=False))
-def test_the_order_of_samples_and_prompts_changes_nothing(data: Any, rng: Any) -> None:
+def test_the_order_of_samples_and_prompts_changes_nothing(data, rng):
     prompts, records = data
     straight = choose(prompts, records)
     rng.shuffle(prompts)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_pairs import pair, prompt, search
 
-from bench.planted_faults import FILE_FAULTS, FileFault, damaged
+from bench.planted_faults import FILE_FAULTS, damaged
 from data import solver_rows
 from data.errors import DataError, PairingError
 from data.pairing import check_pairing
@@ -58,7 +58,7 @@ def rejection(index: int) -> Rejection:
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path):
     def run(pairs: list[Pair], **changes: Any) -> SolverSplitReport:
         arguments: dict[str, Any] = {
             "prompts": prompts_of(pairs),
@@ -80,7 +80,7 @@ def rows_of(path: Path | None) -> list[dict[str, Any]]:
 # --- rows --------------------------------------------------------------------------------------------------
 
 
-def test_rows_follow_the_contract(write: Write) -> None:
+def test_rows_follow_the_contract(write):
     pairs = [about(i) for i in range(6)]
     report = write(pairs, prompt_form="full", max_turns=3)
     for split, path in (("train", report.train_path), ("val", report.val_path)):
@@ -111,7 +111,7 @@ def test_rows_follow_the_contract(write: Write) -> None:
             }
 
 
-def test_the_same_pairs_give_the_same_bytes_in_any_order(write: Write, tmp_path: Path) -> None:
+def test_the_same_pairs_give_the_same_bytes_in_any_order(write, tmp_path):
     pairs = [about(i) for i in range(9)]
     one = write(pairs, out_dir=tmp_path / "one")
     two = write(pairs[::-1], out_dir=tmp_path / "two")
@@ -119,14 +119,14 @@ def test_the_same_pairs_give_the_same_bytes_in_any_order(write: Write, tmp_path:
     assert one.val_path and two.val_path and one.val_path.read_bytes() == two.val_path.read_bytes()
 
 
-def test_the_report_counts_rows_and_documents(write: Write) -> None:
+def test_the_report_counts_rows_and_documents(write):
     report = write([about(i, document=i // 2) for i in range(20)], val_share=0.2)
     assert (report.train_rows, report.val_rows) == (16, 4)
     assert (report.train_documents, report.val_documents) == (8, 2)
     assert report.pairing_checked == 20
 
 
-def test_no_accepted_pair_is_an_error_that_points_to_the_reasons(write: Write, tmp_path: Path) -> None:
+def test_no_accepted_pair_is_an_error_that_points_to_the_reasons(write, tmp_path):
     with pytest.raises(DataError, match=r"no pair was accepted from 3 prompts.*rejects\.jsonl"):
         write([], prompts=[prompt(i) for i in range(3)])
     assert not (tmp_path / "out" / "train.parquet").exists()
@@ -138,9 +138,7 @@ DOCUMENTS = st.lists(st.integers(0, 6), min_size=1, max_size=30)
 
 
 @given(DOCUMENTS, st.integers(0, 5), st.integers(0, 10))
-def test_held_out_documents_leave_some_on_both_sides_and_keep_to_their_rows(
-    documents: list[int], seed: int, rows: int
-) -> None:
+def test_held_out_documents_leave_some_on_both_sides_and_keep_to_their_rows(documents, seed, rows):
     pairs = [about(index, document) for index, document in enumerate(documents)]
     held_out = held_out_documents(pairs, seed, rows)
     keys = [sha256(made.document.encode()).hexdigest() for made in pairs]
@@ -151,7 +149,7 @@ def test_held_out_documents_leave_some_on_both_sides_and_keep_to_their_rows(
     assert sum(key in held_out for key in keys) <= max(rows, smallest)
 
 
-def test_a_document_is_on_one_side_even_under_two_ids(write: Write) -> None:
+def test_a_document_is_on_one_side_even_under_two_ids(write):
     pairs = [replace(about(i, document=i // 3), doc_id=f"id{i}") for i in range(12)]
     report = write(pairs, val_share=0.4)
     train, val = (
@@ -161,7 +159,7 @@ def test_a_document_is_on_one_side_even_under_two_ids(write: Write) -> None:
     assert train.isdisjoint(val) and train and val
 
 
-def test_the_split_follows_the_seed(write: Write) -> None:
+def test_the_split_follows_the_seed(write):
     pairs = [about(i) for i in range(30)]
     held_out = [
         [row["extra_info"]["index"] for row in rows_of(write(pairs, seed=seed).val_path)]
@@ -170,11 +168,11 @@ def test_the_split_follows_the_seed(write: Write) -> None:
     assert held_out[0] == held_out[1] != held_out[2]
 
 
-def test_validation_has_at_most_its_maximum_of_rows(write: Write) -> None:
+def test_validation_has_at_most_its_maximum_of_rows(write):
     assert write([about(i) for i in range(30)], val_share=0.5, max_val_rows=4).val_rows == 4
 
 
-def test_a_single_document_gives_no_validation_file_and_removes_an_old_one(write: Write) -> None:
+def test_a_single_document_gives_no_validation_file_and_removes_an_old_one(write):
     assert write([about(0), about(1)]).val_path is not None
     report = write([about(i, document=0) for i in range(3)])
     assert (report.train_rows, report.val_rows, report.val_path) == (3, 0, None)
@@ -185,7 +183,7 @@ def test_a_single_document_gives_no_validation_file_and_removes_an_old_one(write
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Pair], list[dict[str, Any]]]:
+def written(tmp_path_factory):
     """Pairs, and the rows of the file that they were written to."""
     pairs = [about(i) for i in range(8)]
     path = tmp_path_factory.mktemp("written")
@@ -214,13 +212,13 @@ def save(rows: list[dict[str, Any]], path: Path) -> Path:
     return path
 
 
-def test_a_file_as_written_is_paired(written: Any, tmp_path: Path) -> None:
+def test_a_file_as_written_is_paired(written, tmp_path):
     pairs, rows = written
     assert check(save(rows, tmp_path / "rows.parquet"), pairs) == 7
 
 
 @pytest.mark.parametrize("fault", FILE_FAULTS.values(), ids=FILE_FAULTS)
-def test_pairing_refuses_every_planted_fault(fault: FileFault, written: Any, tmp_path: Path) -> None:
+def test_pairing_refuses_every_planted_fault(fault, written, tmp_path):
     pairs, rows = written
     for number, faulty in enumerate(damaged(rows, fault, 5, seed=0)):
         with pytest.raises(PairingError):
@@ -240,9 +238,7 @@ FIELDS = [
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(FIELDS), st.integers(0, 6), st.integers(0, 6))
-def test_pairing_refuses_any_single_copy_of_a_field_into_another_row(
-    written: Any, tmp_path: Path, field: tuple[str, str], into: int, out_of: int
-) -> None:
+def test_pairing_refuses_any_single_copy_of_a_field_into_another_row(written, tmp_path, field, into, out_of):
     pairs, rows = written
     changed = [row | {field[0]: dict(row[field[0]])} for row in rows]
     changed[into][field[0]][field[1]] = rows[out_of][field[0]][field[1]]
@@ -254,7 +250,7 @@ def test_pairing_refuses_any_single_copy_of_a_field_into_another_row(
             check(path, pairs)
 
 
-def test_a_mismatch_names_file_row_and_field(written: Any, tmp_path: Path) -> None:
+def test_a_mismatch_names_file_row_and_field(written, tmp_path):
     pairs, rows = written
     changed = [rows[0], rows[1] | {"prompt": rows[2]["prompt"]}, *rows[2:]]
     index = rows[1]["extra_info"]["index"]
@@ -265,14 +261,14 @@ def test_a_mismatch_names_file_row_and_field(written: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"turns": [{}]}'])
-def test_a_damaged_trajectory_is_a_mismatch(text: str | None, written: Any, tmp_path: Path) -> None:
+def test_a_damaged_trajectory_is_a_mismatch(text, written, tmp_path):
     pairs, rows = written
     changed = [rows[0] | {"metadata": rows[0]["metadata"] | {"trajectory": text}}, *rows[1:]]
     with pytest.raises(PairingError, match=r"metadata\.trajectory is no trajectory"):
         check(save(changed, tmp_path / "rows.parquet"), pairs)
 
 
-def test_a_hop_or_corpus_that_is_not_the_prompt_s_is_a_mismatch(written: Any, tmp_path: Path) -> None:
+def test_a_hop_or_corpus_that_is_not_the_prompt_s_is_a_mismatch(written, tmp_path):
     pairs, rows = written
     for group, field, value in (("extra_info", "hop", 3), ("metadata", "corpus_id", "other")):
         changed = [rows[0] | {group: rows[0][group] | {field: value}}, *rows[1:]]
@@ -297,15 +293,13 @@ def wrong_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_a_file_that_fails_the_pairing_check_is_not_kept(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_fails_the_pairing_check_is_not_kept(write, tmp_path, monkeypatch):
     with wrong_answers(monkeypatch), pytest.raises(PairingError, match=r"out/train\.parquet, row 0"):
         write([about(i) for i in range(6)])
     assert list((tmp_path / "out").iterdir()) == []
 
 
-def test_pairing_can_be_switched_off(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairing_can_be_switched_off(write, monkeypatch):
     with wrong_answers(monkeypatch):
         assert write([about(i) for i in range(6)], pairing=False).pairing_checked == 0
 
@@ -322,9 +316,7 @@ def test_pairing_can_be_switched_off(write: Write, monkeypatch: pytest.MonkeyPat
         ([5, 6, 9], r"1 are not of this partition \(such as 9\)"),
     ],
 )
-def test_each_prompt_must_be_in_exactly_one_file(
-    rejected: list[int], message: str | None, write: Write, tmp_path: Path
-) -> None:
+def test_each_prompt_must_be_in_exactly_one_file(rejected, message, write, tmp_path):
     pairs = [about(i) for i in range(5)]
     prompts = [*prompts_of(pairs), prompt(5), prompt(6)]
     write(pairs, prompts=prompts)
@@ -333,7 +325,7 @@ def test_each_prompt_must_be_in_exactly_one_file(
         check_partition(tmp_path / "out", prompts)
 
 
-def test_rejects_are_a_line_each_with_their_reasons(tmp_path: Path) -> None:
+def test_rejects_are_a_line_each_with_their_reasons(tmp_path):
     assert write_rejects([], tmp_path).read_text() == ""
     lines = write_rejects([rejection(4)], tmp_path).read_text(encoding="utf-8").splitlines()
     sample = {"sample": 0, "question": "Who is it?", "answer": None}

@@ -99,7 +99,7 @@ class TestMatch:
         fault = calls_fault(functions, [("book", {"what": value})], [{"book": {"what": right}}])
         assert (fault is None) == is_right, fault
 
-    def test_an_argument_may_be_left_out_where_the_answer_says_so(self) -> None:
+    def test_an_argument_may_be_left_out_where_the_answer_says_so(self):
         functions = [document(a={"type": "integer"}, b={"type": "integer"})]
         assert calls_fault(functions, [("book", {"a": 1})], [{"book": {"a": [1], "b": [2, ""]}}]) is None
         fault = calls_fault(functions, [("book", {"a": 1})], [{"book": {"a": [1], "b": [2]}}])
@@ -107,13 +107,13 @@ class TestMatch:
         fault = calls_fault(functions, [("book", {"a": 1, "c": 2})], [{"book": {"a": [1]}}])
         assert fault == "no call for book: c is not expected"
 
-    def test_calls_of_one_turn_come_in_any_order_and_each_counts_once(self) -> None:
+    def test_calls_of_one_turn_come_in_any_order_and_each_counts_once(self):
         functions, answers = [document(a={"type": "integer"})], [{"book": {"a": [1]}}, {"book": {"a": [2]}}]
         assert calls_fault(functions, [("book", {"a": 2}), ("book", {"a": 1})], answers) is None
         assert calls_fault(functions, [("book", {"a": 1}), ("book", {"a": 1})], answers) is not None
         assert calls_fault(functions, [("book", {"a": 1})], answers) == "1 calls, not 2"
 
-    def test_java_and_javascript_are_texts_in_their_syntax(self) -> None:
+    def test_java_and_javascript_are_texts_in_their_syntax(self):
         java = [document(ids={"type": "ArrayList", "items": {"type": "integer"}}, far={"type": "long"})]
         right = [{"book": {"ids": [[1, 2]], "far": [5]}}]
         text = {"ids": "new ArrayList<Integer>(Arrays.asList(1, 2))", "far": "5L"}
@@ -126,7 +126,7 @@ class TestMatch:
             is None
         )
 
-    def test_a_text_that_would_take_the_packages_patterns_for_ever_is_wrong_at_once(self) -> None:
+    def test_a_text_that_would_take_the_packages_patterns_for_ever_is_wrong_at_once(self):
         """They try every way to divide it: a second for 20 brackets, a day for 40."""
         script = [document(ids={"type": "array", "items": {"type": "array"}})]
         endless = {"ids": "[[a]" + ",[a]" * 40}
@@ -136,7 +136,7 @@ class TestMatch:
 
 class TestSingleTurn:
     @pytest.fixture(scope="class")
-    def of_category(self) -> dict[str, SingleTurnEpisode]:
+    def of_category(self):
         """The first task of some categories. Playing one does not change a later score."""
         names = ("simple_python", "parallel", "irrelevance", "live_relevance", "simple_java")
         return {name: SingleTurnEpisode(SingleTurn().row(tasks(name)[0]).data) for name in names}
@@ -147,7 +147,7 @@ class TestSingleTurn:
         assert score.success == (score.reward == 1.0)
         return score.reward, score.parts, episode.fault()
 
-    def test_the_right_call_has_the_reward_one(self, of_category: Mapping[str, SingleTurnEpisode]) -> None:
+    def test_the_right_call_has_the_reward_one(self, of_category):
         right = calls_of(("calculate_triangle_area", {"base": 10, "height": 5}))
         reward, parts, fault = self.play(of_category["simple_python"], f"I will use the tool.\n{right}")
         assert (reward, fault) == (1.0, None)
@@ -204,10 +204,7 @@ class TestSingleTurn:
         assert tool["type"] == "object"
         assert tool["properties"]["where"] == {
             "type": "object",
-            "properties": {
-                "x": {"type": "number"},
-                "y": {"type": "array", "items": {"type": "string"}},
-            },
+            "properties": {"x": {"type": "number"}, "y": {"type": "array", "items": {"type": "string"}}},
         }
         (java,) = of_category["simple_java"].tools()
         properties = java["function"]["parameters"]["properties"].values()
@@ -251,7 +248,7 @@ def the_task(name: str) -> Mapping[str, Any]:
 
 class TestMultiTurn:
     @pytest.mark.parametrize("category", multi_turn.HELD_OUT)
-    def test_the_right_calls_have_the_reward_one_and_leave_the_process_as_it_was(self, category: str) -> None:
+    def test_the_right_calls_have_the_reward_one_and_leave_the_process_as_it_was(self, category):
         modules = {name: vars(_module(name)) for name in CLASSES}
         long_ago = json.dumps(_module_constants(modules), default=repr, sort_keys=True)
         precision = mpmath.mp.prec
@@ -262,7 +259,7 @@ class TestMultiTurn:
         assert json.dumps(_module_constants(modules), default=repr, sort_keys=True) == long_ago
         assert mpmath.mp.prec == precision
 
-    def test_the_reward_is_the_share_of_turns_before_the_first_wrong_one(self) -> None:
+    def test_the_reward_is_the_share_of_turns_before_the_first_wrong_one(self):
         task = the_task("multi_turn_base_3")
         turns = len(task["ground_truth"])
         episode = play_right(task, turns - 1)
@@ -271,10 +268,10 @@ class TestMultiTurn:
         assert (score.reward, score.success) == (pytest.approx((turns - 1) / turns), False)
         assert episode.fault() == f"turn {turns}: nothing was called"
 
-    def test_an_episode_cut_short_is_scored_for_the_turns_that_ended(self) -> None:
+    def test_an_episode_cut_short_is_scored_for_the_turns_that_ended(self):
         assert play_right(the_task("multi_turn_base_3"), 0).score().reward == 0.0
 
-    def test_wrong_state_and_missing_lookups_end_the_episode(self) -> None:
+    def test_wrong_state_and_missing_lookups_end_the_episode(self):
         task = the_task("multi_turn_base_0")
         episode = MultiTurnEpisode(MultiTurn().row(task).data)
         answers = episode.respond(turn_of(episode, calls_of(("mkdir", {"dir_name": "tmp"}))))
@@ -285,7 +282,7 @@ class TestMultiTurn:
             "instance."
         )
 
-    def test_what_cannot_be_called_is_told_and_counted(self) -> None:
+    def test_what_cannot_be_called_is_told_and_counted(self):
         episode = MultiTurnEpisode(MultiTurn().row(the_task("multi_turn_base_0")).data)
         text = (
             calls_of(
@@ -304,7 +301,7 @@ class TestMultiTurn:
         assert answers[4] == "Error: the call is not a JSON object"
         assert episode.score().parts["badly_typed"] == 2.0
 
-    def test_a_text_of_the_model_is_never_evaluated(self, tmp_path: Path) -> None:
+    def test_a_text_of_the_model_is_never_evaluated(self, tmp_path):
         trap = f"__import__('pathlib').Path({str(tmp_path / 'made')!r}).touch()"
         episode = MultiTurnEpisode(MultiTurn().row(the_task("multi_turn_base_0")).data)
         episode.respond(
@@ -331,11 +328,11 @@ class TestMultiTurn:
             ("round_number", {"number": 5, "decimal_places": -(10**10)}),
         ],
     )
-    def test_a_number_that_would_hold_the_process_up_is_refused(self, name: str, arguments: Any) -> None:
+    def test_a_number_that_would_hold_the_process_up_is_refused(self, name, arguments):
         replay = Replay(["MathAPI"], {}, [[]], long_context=False)
         assert replay.call(name, arguments).endswith(" at most")
 
-    def test_more_steps_than_the_package_allows_end_the_episode(self) -> None:
+    def test_more_steps_than_the_package_allows_end_the_episode(self):
         episode = MultiTurnEpisode(MultiTurn().row(the_task("multi_turn_base_0")).data)
         look = turn_of(episode, calls_of(("ls", {})))
         for _ in range(MOST_STEPS):
@@ -343,7 +340,7 @@ class TestMultiTurn:
         assert episode.respond(look) is None
         assert episode.fault() == f"turn 1: more than {MOST_STEPS} steps"
 
-    def test_a_tool_that_comes_late_is_unknown_until_the_user_shows_it(self) -> None:
+    def test_a_tool_that_comes_late_is_unknown_until_the_user_shows_it(self):
         task = the_task("multi_turn_miss_func_3")
         ((turn, late),) = task["missed_function"].items()
         episode = MultiTurnEpisode(MultiTurn().row(task).data)
@@ -357,7 +354,7 @@ class TestMultiTurn:
         assert [one["name"] for one in json.loads(shown)] == late
         assert said == multi_turn.NEW_TOOLS
 
-    def test_a_hundred_rollouts_of_one_task_share_no_state(self) -> None:
+    def test_a_hundred_rollouts_of_one_task_share_no_state(self):
         """Each marks objects of each kind. The precision and a table belong to the process."""
         classes = ["GorillaFileSystem", "TwitterAPI", "VehicleControlAPI", "MathAPI"]
         config = the_task("multi_turn_base_0")["initial_config"]
@@ -395,7 +392,7 @@ class TestMultiTurn:
         assert found == [rollout(number, alone=True) for number in range(100)]
         assert [answers[2].count("mark") for answers in found] == [1] * 100
 
-    def test_a_payment_of_one_rollout_touches_no_card_of_another_nor_of_the_right_calls(self) -> None:
+    def test_a_payment_of_one_rollout_touches_no_card_of_another_nor_of_the_right_calls(self):
         """Stories with long answers come with credit cards that the package has once for the process."""
         from bfcl_eval.eval_checker.multi_turn_eval.func_source_code.long_context import CREDIT_CARD_EXTENSION
 
@@ -433,7 +430,7 @@ def _module_constants(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Any
 
 
 class TestHeldOut:
-    def test_no_question_that_is_trained_on_is_in_a_held_out_category(self) -> None:
+    def test_no_question_that_is_trained_on_is_in_a_held_out_category(self):
         taskset = single_turn.load()
         trained = {row.id for row in taskset.rows("train", None, 0)}
         held_out = [task for name in single_turn.HELD_OUT for task in tasks(name)]
@@ -443,7 +440,7 @@ class TestHeldOut:
         assert trained == {task["id"] for task in every if question_key(task) not in asked}
         assert (len(every), len(trained)) == (1390, 1384)
 
-    def test_no_story_that_is_trained_on_is_evaluated_in_any_category(self) -> None:
+    def test_no_story_that_is_trained_on_is_evaluated_in_any_category(self):
         taskset = multi_turn.load()
         trained, held_out = (
             [row.id.rpartition("_") for row in taskset.rows(split, None, 0)] for split in ("train", "eval")
@@ -453,12 +450,12 @@ class TestHeldOut:
         assert not {story for _, _, story in trained} & {story for _, _, story in held_out}
         assert (len(trained), len(held_out)) == (150, 200)
 
-    def test_rows_travel_as_json(self) -> None:
+    def test_rows_travel_as_json(self):
         for taskset in (single_turn.load(), multi_turn.load()):
             row = taskset.rows("eval", 1, 0)[0]
             assert json.loads(json.dumps(row.data)) == row.data
 
-    def test_a_held_out_category_is_not_trained_on_by_name(self) -> None:
+    def test_a_held_out_category_is_not_trained_on_by_name(self):
         with pytest.raises(UserError, match="none of live_simple is for this: training has simple_python, "):
             single_turn.load(categories=["live_simple"]).rows("train", 1, 0)
         with pytest.raises(UserError, match="BFCL has no 'simple' here; trained on are simple_python, "):
@@ -467,18 +464,18 @@ class TestHeldOut:
 
 class TestWithoutThePackage:
     @pytest.fixture(autouse=True)
-    def not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(self, monkeypatch):
         monkeypatch.setattr(source, "find_spec", lambda name: None)
 
     @pytest.mark.parametrize("name", ["bfcl-single-turn", "bfcl-multi-turn"])
-    def test_one_error_says_how_it_is_installed(self, name: str) -> None:
+    def test_one_error_says_how_it_is_installed(self, name):
         with pytest.raises(EnvironmentUnusable) as raised:
             find(name).load()
         assert "is not installed: run `make setup`, or `uv pip install --no-deps bfcl-eval==" in str(
             raised.value
         )
 
-    def test_a_file_of_ones_own_in_python_needs_none(self, tmp_path: Path) -> None:
+    def test_a_file_of_ones_own_in_python_needs_none(self, tmp_path):
         file = own_file(tmp_path, {"id": "own_0"}, {"id": "own_1", "split": "eval"})
         taskset = find("bfcl-single-turn").load(file=str(file))
         rows: dict[Split, list[str]] = {
@@ -524,14 +521,14 @@ class TestAFileOfOnesOwn:
             ({"ground_truth": [{"book": {"what": "x"}}]}, "lists the right values of each argument"),
         ],
     )
-    def test_what_is_no_task_is_named_with_its_place(self, tmp_path: Path, change: Any, says: str) -> None:
+    def test_what_is_no_task_is_named_with_its_place(self, tmp_path, change, says):
         file = own_file(tmp_path, {"id": "own_0"}, {"id": "own_1"} | change)
         with pytest.raises(EnvironmentUnusable) as raised:
             single_turn.load(file=str(file)).rows("train", None, 0)
         assert str(raised.value).startswith(f"{file}, task 2: ")
         assert says in str(raised.value)
 
-    def test_a_line_that_is_no_json_and_a_file_that_is_none(self, tmp_path: Path) -> None:
+    def test_a_line_that_is_no_json_and_a_file_that_is_none(self, tmp_path):
         file = own_file(tmp_path, {"id": "own_0"})
         file.write_text(file.read_text() + "{id: 1}\n")
         with pytest.raises(EnvironmentUnusable, match=r"calls\.jsonl, line 2: no JSON"):
@@ -552,7 +549,7 @@ class TestAFileOfOnesOwn:
             ({"missed_function": {}}, "turn 1 has no message, and no function comes with it"),
         ],
     )
-    def test_a_conversation_is_checked_as_well(self, tmp_path: Path, change: Any, says: str) -> None:
+    def test_a_conversation_is_checked_as_well(self, tmp_path, change, says):
         with pytest.raises(EnvironmentUnusable) as raised:
             multi_turn.load(file=str(own_file(tmp_path, SUM | change))).rows("train", None, 0)
         assert says in str(raised.value)
@@ -581,7 +578,7 @@ class Scripted:
         return Sampled([*ids, self.tokenizer.eos_token_id])
 
 
-def test_the_player_knows_a_tool_that_came_late(tmp_path: Path, tiny_model: Path) -> None:
+def test_the_player_knows_a_tool_that_came_late(tmp_path, tiny_model):
     taskset = multi_turn.load(file=str(own_file(tmp_path, SUM)))
     taskset.name = "sums"
     (row,) = taskset.rows("train", None, 0)

@@ -1,9 +1,7 @@
 """`verifiers:NAME`: the names as users type them, rows, and one clear line for each thing that is missing."""
 
 import sys
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import pytest
 
@@ -53,7 +51,7 @@ BEFORE_0_4 = "def load_environment():\n    pass\n"
 
 
 @pytest.fixture(autouse=True)
-def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def modules(tmp_path, monkeypatch):
     """Modules of tasksets, as installed packages have them."""
     sources = {
         "double_v1": TASKSET,
@@ -73,7 +71,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize(
     "name", ["verifiers:double", "verifiers:double-v1", "verifiers:vf-double", "verifiers:me/vf_double@0.1"]
 )
-def test_a_taskset_is_found_by_every_name_that_users_type(name: str) -> None:
+def test_a_taskset_is_found_by_every_name_that_users_type(name):
     taskset = find(name).load()
     assert len(taskset.rows("train", None, seed=0)) == 27
 
@@ -90,7 +88,7 @@ def test_an_installed_package_is_found_by_its_bare_name_but_ours_come_first(monk
         packages.installed_tasksets.cache_clear()
 
 
-def test_every_tenth_task_is_held_out_and_a_seed_always_gives_the_same_order() -> None:
+def test_every_tenth_task_is_held_out_and_a_seed_always_gives_the_same_order():
     taskset = find("verifiers:double").load()
     train, held_out = (taskset.rows(split, None, seed=3) for split in ("train", "eval"))
     assert sorted(row.data["task"]["idx"] for row in held_out) == [9, 19, 29]
@@ -99,20 +97,20 @@ def test_every_tenth_task_is_held_out_and_a_seed_always_gives_the_same_order() -
     assert taskset.held_out == "every tenth task"
 
 
-def test_a_taskset_with_a_split_of_its_own_is_evaluated_on_that() -> None:
+def test_a_taskset_with_a_split_of_its_own_is_evaluated_on_that():
     taskset = find("verifiers:double").load(evaluation={"split": "test"}, size=4)
     assert {row.data["task"]["answer"] for row in taskset.rows("train", None, 0)} == {0, 2, 4, 6}
     assert min(row.data["task"]["answer"] for row in taskset.rows("eval", None, 0)) == 2000
 
 
-def test_a_row_carries_its_whole_task() -> None:
+def test_a_row_carries_its_whole_task():
     taskset = find("verifiers:double").load()
     (row,) = taskset.rows("train", 1, seed=0)
     task = taskset.task(row)
     assert type(task).__name__ == "Double" and task.data.prompt == f"Double {task.data.answer // 2}."
 
 
-def test_a_game_without_end_gives_as_many_rows_as_are_asked_for_and_holds_out_every_second() -> None:
+def test_a_game_without_end_gives_as_many_rows_as_are_asked_for_and_holds_out_every_second():
     taskset = find("verifiers:textarena").load(game="GuessTheNumber-v0")
     seeds = [row.data["task"]["info"]["seed"] for row in taskset.rows("train", 3, seed=0)]
     assert seeds == [0, 2, 4]
@@ -151,7 +149,7 @@ def test_what_cannot_be_played_is_answered_with_one_line(name, options, said):
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_game_that_textarena_does_not_have_is_answered_with_one_line() -> None:
+def test_a_game_that_textarena_does_not_have_is_answered_with_one_line():
     taskset = find("verifiers:textarena").load(game="Chequers-v9")
     with pytest.raises(EnvironmentUnusable, match="Chequers-v9 not found") as error:
         taskset.rows("train", 1, seed=0)

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import sys
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def load(turns=1):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A user's own environments: a file, a package, and a project's folder with a module of its name."""
     own = tmp_path / "environments"
     for place in ("alone.py", "my_package/__init__.py", "vf-project/vf_project.py", ".hidden/__init__.py"):
@@ -36,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["wordle", "vf-wordle", "vf_wordle", "Wordle", "VF_WORDLE"])
-def test_one_environment_has_one_name_however_it_is_typed(name: str) -> None:
+def test_one_environment_has_one_name_however_it_is_typed(name):
     assert find(name).load().name == "wordle"
 
 
@@ -49,26 +48,26 @@ def test_one_environment_has_one_name_however_it_is_typed(name: str) -> None:
         ("vf_project", "project"),
     ],
 )
-def test_the_users_own_are_found_in_their_folder(folder: Path, typed: str, name: str) -> None:
+def test_the_users_own_are_found_in_their_folder(folder, typed, name):
     taskset = find(typed, folder).load(turns=3)
     assert isinstance(taskset, Taskset) and (taskset.name, taskset.max_turns) == (name, 3)
 
 
-def test_what_is_no_environment_in_that_folder_is_left_alone(folder: Path) -> None:
+def test_what_is_no_environment_in_that_folder_is_left_alone(folder):
     assert set(names(folder)) - set(names()) == {"alone", "my-package", "project"}
 
 
-def test_in_the_checkout_the_packages_own_modules_are_no_environments() -> None:
+def test_in_the_checkout_the_packages_own_modules_are_no_environments():
     assert names(Path(registry.__file__).parent) == names()
 
 
-def test_a_module_of_the_users_own_shadows_none(folder: Path) -> None:
+def test_a_module_of_the_users_own_shadows_none(folder):
     (folder / "json.py").write_text(OWN)
     find("json", folder).load()
     assert "loads" in vars(sys.modules["json"])
 
 
-def test_two_folders_with_one_name_do_not_mix(folder: Path, tmp_path: Path) -> None:
+def test_two_folders_with_one_name_do_not_mix(folder, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     (other / "alone.py").write_text(OWN.replace("turns=1", "turns=7"))
@@ -76,7 +75,7 @@ def test_two_folders_with_one_name_do_not_mix(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.fixture
-def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def installed(folder, monkeypatch):
     """An installed package that declares an environment."""
     (folder.parent / "drzero_test_package.py").write_text(OWN.replace("def load", "def make"))
     monkeypatch.syspath_prepend(str(folder.parent))
@@ -90,11 +89,11 @@ def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_installed_package_is_found_by_its_entry_point() -> None:
+def test_an_installed_package_is_found_by_its_entry_point():
     assert find("installed").load().name == "installed"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest_and_all_there_are(folder: Path) -> None:
+def test_an_unknown_name_is_answered_with_the_nearest_and_all_there_are(folder):
     with pytest.raises(EnvironmentUnusable) as refused:
         find("wordel", folder)
     said = str(refused.value)
@@ -107,7 +106,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all_there_are(folder: 
 
 
 @pytest.mark.parametrize("name", ["nobody:x", "nobody:", ":", ""])
-def test_an_unknown_family_is_an_unknown_name(name: str) -> None:
+def test_an_unknown_family_is_an_unknown_name(name):
     with pytest.raises(EnvironmentUnusable, match="there is no environment"):
         find(name)
 
@@ -123,7 +122,7 @@ def test_an_unknown_family_is_an_unknown_name(name: str) -> None:
         ("def load(turns): pass", "cannot be loaded: TypeError: load() missing 1 required"),
     ],
 )
-def test_one_that_cannot_be_loaded_says_why_in_one_line(tmp_path: Path, code: str, said: str) -> None:
+def test_one_that_cannot_be_loaded_says_why_in_one_line(tmp_path, code, said):
     (tmp_path / "broken.py").write_text(code)
     with pytest.raises(EnvironmentUnusable) as refused:
         find("broken", tmp_path).load()

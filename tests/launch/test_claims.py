@@ -51,7 +51,7 @@ class Modal:
 
 
 @pytest.fixture
-def modal() -> Modal:
+def modal():
     return Modal()
 
 
@@ -59,13 +59,13 @@ def request_of(action: str, launch: str, *words: str) -> Request:
     return dataclasses.replace(resolve(parse(["--action", action, *words])), id=launch)
 
 
-def test_a_call_that_is_started_again_keeps_its_run(modal: Modal) -> None:
+def test_a_call_that_is_started_again_keeps_its_run(modal):
     request = request_of("solver", "one")
     assert [modal.claims().take(request, "fc-1", "ap-1") for _ in range(2)] == ["fc-1", "fc-1"]
     assert len(modal.table.values) == 1
 
 
-def test_a_second_call_of_the_same_part_is_given_the_first(modal: Modal) -> None:
+def test_a_second_call_of_the_same_part_is_given_the_first(modal):
     """As when a restarted caller could not know that it had requested one."""
     request = request_of("solver", "one")
     modal.claims().take(request, "fc-1", "ap-1")
@@ -73,20 +73,20 @@ def test_a_second_call_of_the_same_part_is_given_the_first(modal: Modal) -> None
     assert modal.claims().call_of(request) == "fc-1"
 
 
-def test_of_two_calls_at_the_same_moment_one_has_the_part(modal: Modal) -> None:
+def test_of_two_calls_at_the_same_moment_one_has_the_part(modal):
     request = request_of("solver", "one")
     modal.table.before_put = lambda: modal.claims().take(request, "fc-2", "ap-1")
     assert modal.claims().take(request, "fc-1", "ap-1") == "fc-2"
 
 
-def test_the_next_part_follows_while_its_predecessor_still_ends(modal: Modal) -> None:
+def test_the_next_part_follows_while_its_predecessor_still_ends(modal):
     request = request_of("solver", "one")
     modal.claims().take(request, "fc-1", "ap-1")
     assert modal.claims().take(request.next_part(), "fc-2", "ap-1") == "fc-2"
     assert modal.claims().call_of(request) == "fc-1"
 
 
-def test_another_launch_is_refused_with_the_app_to_stop_until_the_call_has_ended(modal: Modal) -> None:
+def test_another_launch_is_refused_with_the_app_to_stop_until_the_call_has_ended(modal):
     modal.claims().take(request_of("solver", "one"), "fc-1", "ap-1")
     other = request_of("solver", "two")
     for refused in (
@@ -99,7 +99,7 @@ def test_another_launch_is_refused_with_the_app_to_stop_until_the_call_has_ended
     assert modal.claims().take(other, "fc-2", "ap-2") == "fc-2"
 
 
-def test_a_run_is_running_by_its_own_launch_or_as_a_stage_of_the_loop(modal: Modal) -> None:
+def test_a_run_is_running_by_its_own_launch_or_as_a_stage_of_the_loop(modal):
     assert modal.claims().running("solver_iter1") is None
     modal.claims().take(request_of("evolve", "one"), "fc-1", "ap-1")
     found = modal.claims().running("solver_iter1")
@@ -110,7 +110,7 @@ def test_a_run_is_running_by_its_own_launch_or_as_a_stage_of_the_loop(modal: Mod
     assert modal.claims().running("solver_iter1") is None
 
 
-def test_of_two_launches_at_the_same_moment_one_has_the_run(modal: Modal) -> None:
+def test_of_two_launches_at_the_same_moment_one_has_the_run(modal):
     first, second = request_of("solver", "one"), request_of("solver", "two")
     modal.table.before_put = lambda: modal.claims().take(second, "fc-2", "ap-2")
     with pytest.raises(LaunchError, match="another launch of this run is running"):
@@ -120,7 +120,7 @@ def test_of_two_launches_at_the_same_moment_one_has_the_run(modal: Modal) -> Non
 @pytest.mark.parametrize(
     ("first", "second"), [("evolve", "solver"), ("merge", "evolve"), ("evolve", "synthesize")]
 )
-def test_the_loop_and_its_stages_exclude_each_other(modal: Modal, first: str, second: str) -> None:
+def test_the_loop_and_its_stages_exclude_each_other(modal, first, second):
     modal.claims().take(request_of(first, "one"), "fc-1", "ap-1")
     with pytest.raises(LaunchError, match=f"{first}.* is running"):
         modal.claims().take(request_of(second, "two"), "fc-2", "ap-2")
@@ -139,7 +139,7 @@ def test_runs_in_folders_of_their_own_do_not(modal, first, second):
     assert modal.claims().take(request_of(second[0], "two", *second[1:]), "fc-2", "ap-2") == "fc-2"
 
 
-def test_a_claim_older_than_any_call_holds_no_longer(modal: Modal) -> None:
+def test_a_claim_older_than_any_call_holds_no_longer(modal):
     modal.claims().take(request_of("solver", "one"), "fc-1", "ap-1")
     modal.now += 2 * MODAL_LIMIT_S
     assert modal.claims().take(request_of("solver", "two"), "fc-2", "ap-2") == "fc-2"

@@ -58,7 +58,7 @@ def test_it_holds_the_model_and_the_next_smaller_one_with_bfloat16_does_not(tmp_
     assert not smaller or not all(holds(smaller[-1], stage, model, tmp_path) for stage in stages)
 
 
-def test_larger_models_never_get_a_smaller_machine() -> None:
+def test_larger_models_never_get_a_smaller_machine():
     for stage in ("evaluate", "challenger"):
         places = [MACHINES.index(smallest_machine(stage, f"a/b-{billions}B") or "") for billions in FITS]
         assert places == sorted(places)
@@ -75,10 +75,10 @@ def test_larger_models_never_get_a_smaller_machine() -> None:
         ("${paths.corpus}/models/tiny", None),
     ],
 )
-def test_a_models_size_is_read_from_its_name(model: str, billions: float | None) -> None:
+def test_a_models_size_is_read_from_its_name(model, billions):
     assert billions_of(model) == billions
 
 
-def test_of_a_model_of_unknown_size_or_too_large_for_all_no_machine_is_said_to_hold_it() -> None:
+def test_of_a_model_of_unknown_size_or_too_large_for_all_no_machine_is_said_to_hold_it():
     assert smallest_machine("evaluate", "me/my-model") is None
     assert smallest_machine("evaluate", "meta-llama/Llama-3.1-70B") is None

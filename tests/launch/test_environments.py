@@ -70,7 +70,7 @@ def value(request: Request, key: str) -> str | None:
 
 class TestTheGuidesCommands:
     @pytest.mark.parametrize(("line", "env", "steps"), GUIDE)
-    def test_each_is_launched_as_it_stands(self, line: str, env: str, steps: int | None) -> None:
+    def test_each_is_launched_as_it_stands(self, line, env, steps):
         request = function(line)
         stage = "evaluate" if line.startswith("evaluate") else "train"
         assert (request.action, request.command[0], request.env) == (stage, stage, env)
@@ -94,7 +94,7 @@ class TestTheGuidesCommands:
             ("train --env vf-wordle --model me/mine-1B", "me/mine-1B"),
         ],
     )
-    def test_an_environment_brings_a_model_that_suits_it(self, line: str, model: str) -> None:
+    def test_an_environment_brings_a_model_that_suits_it(self, line, model):
         assert value(function(line), "base_model") == model
 
     @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ class TestTheGuidesCommands:
     def test_calls_are_read_as_the_model_writes_them_whatever_the_environment(self, line, form):
         assert value(function(line), "environment.call_form") == form
 
-    def test_an_evaluation_is_of_the_model_itself_in_a_folder_of_its_own(self) -> None:
+    def test_an_evaluation_is_of_the_model_itself_in_a_folder_of_its_own(self):
         request = function("evaluate --env wordle --model Qwen/Qwen2.5-0.5B-Instruct --num-examples 50")
         config = compose_stage("evaluate", request.command[1:])
         assert (config.environment.name, config.num_examples) == ("wordle", 50)
@@ -136,7 +136,7 @@ class TestTheGuidesCommands:
 
 
 class TestNames:
-    def test_the_file_is_current(self) -> None:
+    def test_the_file_is_current(self):
         assert environments.FILE.read_text(encoding="utf-8") == as_text(), (
             "run python -m drzero.launch.known_keys"
         )
@@ -153,7 +153,7 @@ class TestNames:
             ("vf-tool-test", "bfcl-single-turn"),
         ],
     )
-    def test_a_name_is_taken_as_users_type_it(self, typed: str, name: str) -> None:
+    def test_a_name_is_taken_as_users_type_it(self, typed, name):
         assert check_environment(typed) == name
 
     def test_the_users_own_are_found_in_the_checkout(self, tmp_path, monkeypatch):
@@ -188,7 +188,7 @@ class TestNames:
         monkeypatch.setenv(SAME_PACKAGES, "1")
         assert found().severity is Severity.ERROR and package in found().fix
 
-    def test_a_package_of_the_run_file_may_bring_one(self, tmp_path: Path) -> None:
+    def test_a_package_of_the_run_file_may_bring_one(self, tmp_path):
         file = tmp_path / "run.yaml"
         file.write_text("{env: theirs, image: {pip: [their-environments==1.0]}}")
         assert action(f"train --config-path {file}").env == "theirs"
@@ -210,20 +210,20 @@ class TestNames:
             ("train --env wordle environment.max_turn=3", "did you mean 'environment.max_turns'?"),
         ],
     )
-    def test_a_mistake_is_one_line_with_those_there_are(self, line: str, message: str) -> None:
+    def test_a_mistake_is_one_line_with_those_there_are(self, line, message):
         with pytest.raises(LaunchError) as refused:
             action(line)
         assert message in str(refused.value)
         assert "\n" not in str(refused.value)
 
-    def test_an_action_takes_it_as_a_flag_or_as_an_override(self) -> None:
+    def test_an_action_takes_it_as_a_flag_or_as_an_override(self):
         one, two = action("train --env vf-wordle --steps 3"), action("train env=vf-wordle --steps 3")
         assert one.command == two.command and one.name == "train_wordle"
         assert action("preflight train --env wordle").command[:2] == ("preflight", "train")
 
 
 class TestWhatFollows:
-    def test_several_gpus_bring_a_machine_for_them_and_keep_the_call(self) -> None:
+    def test_several_gpus_bring_a_machine_for_them_and_keep_the_call(self):
         machine = action("train --env wordle --gpu-type H100 --gpu-count 8").compute
         assert (machine.name, machine.type, machine.count, machine.timeout) == ("8xh100", "H100", 8, 14400)
         assert machine.memory > 32768
@@ -234,7 +234,7 @@ class TestWhatFollows:
         of_bfcl, of_wordle = (action(line.format(env)).compute for env in ("bfcl-single-turn", "wordle"))
         assert of_bfcl.changed(max_usd=of_wordle.max_usd) == of_wordle
 
-    def test_a_run_file_wins_over_what_the_general_one_has_for_its_environment(self, tmp_path: Path) -> None:
+    def test_a_run_file_wins_over_what_the_general_one_has_for_its_environment(self, tmp_path):
         file = tmp_path / "run.yaml"
         file.write_text(
             "{env: vf-bfcl-single-turn, compute: {memory: 131072, max_usd: 10}, "
@@ -256,7 +256,7 @@ class TestWhatFollows:
         request = action(f"train --config-path {file} data.max_prompt_length=32")
         assert value(request, "data.max_prompt_length") == "32"
 
-    def test_packages_of_an_environment_are_added_to_the_image(self) -> None:
+    def test_packages_of_an_environment_are_added_to_the_image(self):
         mine = ImageExtras(pip=("mine==1.0",))
         assert with_packages_of("wordle", mine) == with_packages_of(None, mine) == mine
         of_library = with_packages_of("verifiers:gsm8k", mine)
@@ -264,7 +264,7 @@ class TestWhatFollows:
         assert with_packages_of("bfcl-single-turn", mine).alone == (f"bfcl-eval=={pinned('bfcl-eval')}",)
 
     @pytest.fixture
-    def script(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    def script(self, tmp_path, monkeypatch):
         """A training script of the checkout."""
         monkeypatch.setattr("drzero.launch.request.ROOT", tmp_path)
         path = tmp_path / "examples" / "grpo" / "train_mine.py"
@@ -282,7 +282,7 @@ class TestWhatFollows:
         assert action(f"train --config-path {file} --env textarena").script is None
         assert action(f"evaluate --config-path {file}").script is None
 
-    def test_without_one_drzero_train_trains_in_every_environment(self) -> None:
+    def test_without_one_drzero_train_trains_in_every_environment(self):
         assert read_runfile(GENERAL).scripts_by_env == {}
         assert action("train --env wordle").shown[:2] == ("drzero", "train")
 

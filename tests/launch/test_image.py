@@ -11,7 +11,6 @@ import sys
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -41,7 +40,6 @@ from drzero.launch.image.pins import (
     GPU_PINS,
     OVERRIDES,
     SGLANG_IMAGE,
-    BaseImage,
     FlashAttnWheel,
     flash_attn_wheel,
 )
@@ -53,13 +51,13 @@ PYTHON = SGLANG_IMAGE.python
 # The table --------------------------------------------------------------------------------------------------
 
 
-def test_the_images_have_the_versions_that_the_tests_run_with_but_for_torch_and_setuptools() -> None:
+def test_the_images_have_the_versions_that_the_tests_run_with_but_for_torch_and_setuptools():
     tested = pinned_versions()
     differ = {name for name, version in {**CPU_PINS, **GPU_PINS}.items() if tested.get(name) != version}
     assert differ == {"kernels", "setuptools", "sglang", "torch"}
 
 
-def test_every_dependency_of_this_project_is_in_both_images() -> None:
+def test_every_dependency_of_this_project_is_in_both_images():
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for demand in map(Requirement, declared):
         name = normalised(demand.name)
@@ -67,18 +65,18 @@ def test_every_dependency_of_this_project_is_in_both_images() -> None:
         assert name in BROUGHT or demand.specifier.contains(GPU_PINS[name]), demand
 
 
-def test_the_override_is_what_is_installed() -> None:
+def test_the_override_is_what_is_installed():
     assert {override.package: override.version for override in OVERRIDES}.items() <= GPU_PINS.items()
 
 
-def test_the_flash_attn_wheel_is_for_the_image() -> None:
+def test_the_flash_attn_wheel_is_for_the_image():
     wheel = flash_attn_wheel()
     assert wheel is not None and wheel.fits(SGLANG_IMAGE)
     assert wheel.name == "flash_attn-2.8.3+cu130torch2.11-cp312-cp312-linux_x86_64.whl"
 
 
 @pytest.mark.parametrize("wheel", FLASH_ATTN_WHEELS, ids=lambda wheel: wheel.name)
-def test_every_wheel_is_for_one_of_sglangs_images_and_has_a_hash(wheel: FlashAttnWheel) -> None:
+def test_every_wheel_is_for_one_of_sglangs_images_and_has_a_hash(wheel):
     images = (SGLANG_IMAGE, replace(SGLANG_IMAGE, packages={"torch": "2.9.1"}, cuda="12.8"))
     assert [wheel.fits(image) for image in images].count(True) == 1
     assert re.fullmatch("[0-9a-f]{64}", wheel.sha256)
@@ -98,7 +96,7 @@ def test_every_wheel_is_for_one_of_sglangs_images_and_has_a_hash(wheel: FlashAtt
         ("flash_attn-2.8.3.tar.gz", False),
     ],
 )
-def test_a_wheel_is_for_the_image_only_if_its_name_says_so(name: str, fits: bool) -> None:
+def test_a_wheel_is_for_the_image_only_if_its_name_says_so(name, fits):
     url = f"https://example.org/{name.replace('+', '%2B')}"
     assert FlashAttnWheel(url, sha256="", origin="").fits(SGLANG_IMAGE) is fits
 
@@ -114,7 +112,7 @@ def test_a_wheel_is_for_the_image_only_if_its_name_says_so(name: str, fits: bool
     ],
     ids=["torch", "CUDA", "Python", "ABI", "platform"],
 )
-def test_an_image_that_no_wheel_was_built_for_gets_none(other: BaseImage) -> None:
+def test_an_image_that_no_wheel_was_built_for_gets_none(other):
     assert flash_attn_wheel(other) is None
 
 
@@ -154,7 +152,7 @@ def unreachable_index(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def index(tmp_path, monkeypatch):
     """Sets the made-up index, with changes."""
 
     def make(changes: dict[str, tuple[str, ...]] | None = None, requires_python: str = ">=3.10") -> None:
@@ -181,32 +179,32 @@ def gpu(**changes: str) -> list[str]:
     return check_gpu_pins({**HAS, "sglang": "0.5.12", **changes}, project=None)
 
 
-def test_the_pair_of_sglang_and_verl_agrees_but_for_the_stated_override(index: Callable[..., None]) -> None:
+def test_the_pair_of_sglang_and_verl_agrees_but_for_the_stated_override(index):
     index()
     assert (cpu(), gpu()) == ([], [])
     with pytest.raises(VersionConflict, match=r"sglang depend on transformers==5\.6\.0"):
         resolve({**HAS, "sglang": "0.5.12"}, project=None)
 
 
-def test_an_override_does_not_cover_another_version(index: Callable[..., None]) -> None:
+def test_an_override_does_not_cover_another_version(index):
     index()
     (problem,) = gpu(transformers="5.10.0")
     assert "transformers is pinned to 5.10.0, and 5.9.0 is stated in OVERRIDES" in problem
 
 
-def test_an_override_does_not_cover_another_package(index: Callable[..., None]) -> None:
+def test_an_override_does_not_cover_another_package(index):
     index({"verl==0.9.1": ("transformers<5.9",)})
     with pytest.raises(VersionConflict, match=r"verl depend on transformers<5\.9"):
         cpu()
 
 
-def test_an_override_that_nothing_needs_any_more_is_reported(index: Callable[..., None]) -> None:
+def test_an_override_that_nothing_needs_any_more_is_reported(index):
     index({"sglang==0.5.12": ("transformers>=5.9", *WORLD["sglang==0.5.12"][1:])})
     (problem,) = gpu()
     assert "sglang's transformers==5.6.0: sglang no longer requires that" in problem
 
 
-def test_a_demand_that_the_pins_do_not_meet_is_an_error(index: Callable[..., None]) -> None:
+def test_a_demand_that_the_pins_do_not_meet_is_an_error(index):
     index()
     for check in (cpu, gpu):
         with pytest.raises(VersionConflict, match="tensordict"):
@@ -228,7 +226,7 @@ def test_what_sglangs_image_brings_need_not_be_pinned_for_gpus_but_for_cpus(inde
     assert problem.startswith("CPU image: numpy is required")
 
 
-def test_a_package_for_another_python_is_an_error(index: Callable[..., None]) -> None:
+def test_a_package_for_another_python_is_an_error(index):
     index(requires_python=">=3.13")  # uv leaves upper bounds out of account
     with pytest.raises(VersionConflict, match="Python"):
         cpu()
@@ -242,7 +240,7 @@ def test_no_python_is_downloaded_for_a_resolution(index, tmp_path, monkeypatch):
     assert not (tmp_path / "pythons").exists()
 
 
-def test_verls_own_extra_for_sglang_has_the_images_versions() -> None:
+def test_verls_own_extra_for_sglang_has_the_images_versions():
     demands = [Requirement(line) for line in metadata.requires("verl") or ()]
     of_extra = [each for each in demands if each.marker and each.marker.evaluate({"extra": "sglang"})]
     shared = [each for each in of_extra if each.name in GPU_PINS]
@@ -250,7 +248,7 @@ def test_verls_own_extra_for_sglang_has_the_images_versions() -> None:
     assert not [each for each in shared if not each.specifier.contains(GPU_PINS[each.name])]
 
 
-def test_kernels_is_one_that_transformers_can_be_imported_with() -> None:
+def test_kernels_is_one_that_transformers_can_be_imported_with():
     """transformers declares it in an extra, and imports whatever version is there."""
     demands = [Requirement(line) for line in metadata.requires("transformers") or ()]
     (wants,) = (
@@ -277,7 +275,7 @@ def test_kernels_is_one_that_transformers_can_be_imported_with() -> None:
         ("Found 2 incompatibilities", True),
     ],
 )
-def test_what_uv_reports_in_a_container_is_an_error_unless_accepted(line: str, accepted: bool) -> None:
+def test_what_uv_reports_in_a_container_is_an_error_unless_accepted(line, accepted):
     versions = {"transformers": "5.9.0", "numpy": "2.3.5", "tensordict": "0.10.0"}
     assert (incompatible([line], versions) == []) == accepted
 
@@ -296,7 +294,7 @@ def install(folder: Path, name: str, version: str, **files: str) -> str:
     return str(folder)
 
 
-def test_of_two_versions_on_the_path_the_one_that_python_imports_counts(tmp_path: Path) -> None:
+def test_of_two_versions_on_the_path_the_one_that_python_imports_counts(tmp_path):
     """A distribution's packages come after ours: a Debian image has an old cryptography."""
     ours, debians = install(tmp_path / "a", "six", "1.17.0"), install(tmp_path / "b", "six", "1.16.0")
     install(tmp_path / "b", "PyYAML", "6.0")
@@ -304,7 +302,7 @@ def test_of_two_versions_on_the_path_the_one_that_python_imports_counts(tmp_path
     assert imported_versions([debians, ours])["six"] == "1.16.0"
 
 
-def test_files_that_another_package_has_overwritten_are_reported(tmp_path: Path) -> None:
+def test_files_that_another_package_has_overwritten_are_reported(tmp_path):
     site = install(tmp_path, "flash-attn-4", "4.0.0b15", cute="new", interface="new", mask="new")
     assert overwritten("flash-attn-4", [site]) == []
     (tmp_path / "cute").write_text("old")
@@ -340,7 +338,7 @@ except OSError:
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
-def test_kernels_that_are_linked_against_a_driver_load_without_one(tmp_path: Path) -> None:
+def test_kernels_that_are_linked_against_a_driver_load_without_one(tmp_path):
     site = Path(install(tmp_path, "sglang-kernel", "1.0", **{"kernels.so": ""}))
     install(tmp_path, "torch-memory-saver", "1.0")
     with tempfile.TemporaryDirectory() as elsewhere:
@@ -360,7 +358,7 @@ def compile_library(path: Path, source: str, *options: str) -> None:
     subprocess.run(command, input=source, text=True, check=True)
 
 
-def test_without_a_package_index_the_check_says_so(tmp_path: Path) -> None:
+def test_without_a_package_index_the_check_says_so(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "drzero.launch.image.check"],
         **{
@@ -375,7 +373,7 @@ def test_without_a_package_index_the_check_says_so(tmp_path: Path) -> None:
     assert done.stderr.startswith("not checked: ")
 
 
-def test_what_is_installed_here_is_as_in_the_cpu_image_but_for_torch_and_setuptools() -> None:
+def test_what_is_installed_here_is_as_in_the_cpu_image_but_for_torch_and_setuptools():
     done = subprocess.run(
         [sys.executable, "-m", "drzero.launch.image.check", "--installed", "cpu"],
         **{"cwd": ROOT, "capture_output": True, "text": True, "check": False},
@@ -425,7 +423,7 @@ SECRET_FILES = (
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     folder = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
     for name in SECRET_FILES:
         (folder / name).parent.mkdir(exist_ok=True)
@@ -438,7 +436,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plane(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(checkout, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("modal_plane.apps.BUILDER_VERSION", "2024.10")  # of an old workspace
         with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
@@ -460,13 +458,13 @@ def installs(spec: FunctionSpec) -> list[str]:
     return [command for command in runs(spec) if "uv pip install" in command]
 
 
-def test_the_gpu_image_starts_from_sglangs_by_digest_with_its_entrypoint_cleared(plane: ControlPlane) -> None:
+def test_the_gpu_image_starts_from_sglangs_by_digest_with_its_entrypoint_cleared(plane):
     first, *rest = plane.functions["gpu"].image.commands
     assert first == f"FROM {SGLANG_IMAGE.reference}"
     assert "ENTRYPOINT []" in rest
 
 
-def test_its_layers_go_from_what_changes_least_to_what_changes_most(plane: ControlPlane) -> None:
+def test_its_layers_go_from_what_changes_least_to_what_changes_most(plane):
     commands = "\n".join(plane.functions["gpu_with_mine"].image.commands)
     marks = (
         "FROM lmsysorg",
@@ -482,7 +480,7 @@ def test_its_layers_go_from_what_changes_least_to_what_changes_most(plane: Contr
     assert places == sorted(places)
 
 
-def test_flash_attn_is_one_wheel_by_its_hash_and_nothing_is_built_from_source(plane: ControlPlane) -> None:
+def test_flash_attn_is_one_wheel_by_its_hash_and_nothing_is_built_from_source(plane):
     spec, wheel = plane.functions["gpu"], flash_attn_wheel()
     assert wheel is not None
     (install,) = (command for command in installs(spec) if "flash-attn @" in command)
@@ -490,31 +488,31 @@ def test_flash_attn_is_one_wheel_by_its_hash_and_nothing_is_built_from_source(pl
     assert not [command for command in runs(spec) if "--no-build-isolation" in command or "git+" in command]
 
 
-def test_sglangs_own_flash_attn_4_is_put_back_over_the_wheels_files(plane: ControlPlane) -> None:
+def test_sglangs_own_flash_attn_4_is_put_back_over_the_wheels_files(plane):
     first, *rest = (command for command in installs(plane.functions["gpu"]))
     assert "flash-attn @" in first and "--reinstall" in rest[0] and "flash-attn-4" in rest[0]
     assert "kernels==" in rest[1]
 
 
-def test_an_old_workspaces_image_builder_puts_nothing_over_sglangs_packages(plane: ControlPlane) -> None:
+def test_an_old_workspaces_image_builder_puts_nothing_over_sglangs_packages(plane):
     for spec in plane.functions.values():
         assert not [command for command in spec.image.commands if "requirements" in command]
 
 
-def test_our_installations_bring_nothing_else_and_never_torch(plane: ControlPlane) -> None:
+def test_our_installations_bring_nothing_else_and_never_torch(plane):
     for command in installs(plane.functions["gpu"]):
         assert "--no-deps" in command
         assert not re.search(r"\b(torch|torchvision|sglang)==", command)
 
 
-def test_every_pin_is_installed_once(plane: ControlPlane) -> None:
+def test_every_pin_is_installed_once(plane):
     pinned = re.findall(r"(?<![\w-])([\w-]+)==(\S+)", "\n".join(installs(plane.functions["gpu"])))
     assert sorted(pinned) == sorted(
         (name, v) for name, v in GPU_PINS.items() if name not in SGLANG_IMAGE.packages
     )
 
 
-def test_the_cpu_image_has_the_same_pins_with_torchs_cpu_build_and_no_sglang(plane: ControlPlane) -> None:
+def test_the_cpu_image_has_the_same_pins_with_torchs_cpu_build_and_no_sglang(plane):
     spec = plane.functions["cpu_with_mine"]
     assert spec.image.commands[0].startswith(f"FROM python:{PYTHON}")
     torch, ours, _ = installs(spec)
@@ -524,7 +522,7 @@ def test_the_cpu_image_has_the_same_pins_with_torchs_cpu_build_and_no_sglang(pla
     assert not [command for command in spec.image.commands if "sglang" in command or "flash-attn" in command]
 
 
-def test_a_users_packages_come_after_ours_and_may_change_none_of_them(plane: ControlPlane) -> None:
+def test_a_users_packages_come_after_ours_and_may_change_none_of_them(plane):
     plain, mine = (plane.functions[name].image for name in ("gpu", "gpu_with_mine"))
     ours = [layer.commands for layer in plain.layers][:-2]  # but for environment and workdir
     assert [layer.commands for layer in mine.layers][: len(ours)] == ours
@@ -533,7 +531,7 @@ def test_a_users_packages_come_after_ours_and_may_change_none_of_them(plane: Con
     assert f"--constraint {freeze.rpartition(' ')[2]}" in install and "--no-deps" not in install
 
 
-def test_caches_are_on_the_cache_volume_and_our_code_is_importable(plane: ControlPlane) -> None:
+def test_caches_are_on_the_cache_volume_and_our_code_is_importable(plane):
     for name in ("gpu", "cpu_with_mine"):
         image = plane.functions[name].image
         assert image.environment["PYTHONPATH"].split(":")[0] == image.workdir == "/root/drzero"
@@ -541,7 +539,7 @@ def test_caches_are_on_the_cache_volume_and_our_code_is_importable(plane: Contro
         assert {image.environment[key].split("/")[1] for key in caches} == {"cache"}
 
 
-def test_the_parts_of_the_checkout_that_a_run_needs_are_sent(plane: ControlPlane) -> None:
+def test_the_parts_of_the_checkout_that_a_run_needs_are_sent(plane):
     tracked = subprocess.run(
         ["git", "ls-files", *SOURCE], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -550,7 +548,7 @@ def test_the_parts_of_the_checkout_that_a_run_needs_are_sent(plane: ControlPlane
     assert not [path for path in sent if "/tests/" in path or "__pycache__" in path or "/outputs/" in path]
 
 
-def test_no_secret_is_in_a_layer_or_sent(plane: ControlPlane) -> None:
+def test_no_secret_is_in_a_layer_or_sent(plane):
     for name, spec in plane.functions.items():
         layers = json.dumps([layer.commands for layer in spec.image.layers])
         context = b"".join(content for layer in spec.image.layers for content in layer.context_files.values())
@@ -564,13 +562,13 @@ def test_no_secret_is_in_a_layer_or_sent(plane: ControlPlane) -> None:
     ]
 
 
-def test_a_users_scripts_are_sent_without_their_caches_and_secrets(plane: ControlPlane) -> None:
+def test_a_users_scripts_are_sent_without_their_caches_and_secrets(plane):
     for name in ("gpu_with_mine", "cpu_with_mine"):
         sent = {path for path in plane.functions[name].files if path.startswith("/root/extra/")}
         assert sent == {"/root/extra/tools/tool.py", "/root/extra/mine.py"}
 
 
-def test_a_change_of_code_builds_nothing(plane: ControlPlane, checkout: Path) -> None:
+def test_a_change_of_code_builds_nothing(plane, checkout):
     built = len(plane.images_built)
     with (checkout / "drzero" / "cli.py").open("a") as file:
         file.write("# changed\n")
@@ -591,18 +589,18 @@ def test_a_change_of_code_builds_nothing(plane: ControlPlane, checkout: Path) ->
         (ImageExtras(scripts=("/etc/ssl/.env",)), "no such file"),
     ],
 )
-def test_an_impossible_addition_is_refused_with_its_reason(extras: ImageExtras, message: str) -> None:
+def test_an_impossible_addition_is_refused_with_its_reason(extras, message):
     with pytest.raises(LaunchError, match=re.escape(message)):
         gpu_image(extras)
 
 
-def test_a_script_that_looks_like_a_secret_is_refused(tmp_path: Path) -> None:
+def test_a_script_that_looks_like_a_secret_is_refused(tmp_path):
     (tmp_path / ".env").touch()
     with pytest.raises(LaunchError, match="looks like a secret"):
         gpu_image(ImageExtras(scripts=(str(tmp_path / ".env"),)))
 
 
-def test_two_scripts_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_scripts_of_one_name_are_refused(tmp_path):
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "x.py").touch()
@@ -613,7 +611,7 @@ def test_two_scripts_of_one_name_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", [*SECRET_FILES, "a/.git/config", "x/__pycache__/y.pyc", "a/API_KEY", "netrc"]
 )
-def test_possible_secrets_and_caches_are_not_sent(name: str) -> None:
+def test_possible_secrets_and_caches_are_not_sent(name):
     assert leave_out(Path(name))
 
 
@@ -629,14 +627,14 @@ def test_possible_secrets_and_caches_are_not_sent(name: str) -> None:
         *("drzero/policies/demo/adapter_model.safetensors", "verl_ext/method/chatml.jinja", "tokenizers.py"),
     ],
 )
-def test_files_that_a_run_needs_are_sent(name: str) -> None:
+def test_files_that_a_run_needs_are_sent(name):
     assert not leave_out(Path(name))
 
 
-def test_every_package_of_the_project_is_sent() -> None:
+def test_every_package_of_the_project_is_sent():
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     assert {pattern.rstrip("*") for pattern in packages["include"]} <= set(SOURCE)
 
 
-def test_names_are_compared_as_indexes_do() -> None:
+def test_names_are_compared_as_indexes_do():
     assert normalised("ML_dtypes") == normalised("ml.dtypes") == "ml-dtypes"

@@ -7,7 +7,7 @@ from drzero.launch.errors import LaunchError
 from drzero.launch.known_keys import FILE, check_keys, verl_keys
 
 
-def test_the_file_has_every_key_of_verl() -> None:
+def test_the_file_has_every_key_of_verl():
     assert yaml.safe_load(FILE.read_text(encoding="utf-8")) == verl_keys(), (
         "run python -m drzero.launch.known_keys"
     )
@@ -32,7 +32,7 @@ def test_the_file_has_every_key_of_verl() -> None:
         ),
     ],
 )
-def test_a_key_or_option_that_does_not_exist_is_refused_with_the_nearest(override: str, message: str) -> None:
+def test_a_key_or_option_that_does_not_exist_is_refused_with_the_nearest(override, message):
     with pytest.raises(LaunchError) as refused:
         check_keys([override])
     assert message in str(refused.value)
@@ -57,5 +57,5 @@ def test_a_key_or_option_that_does_not_exist_is_refused_with_the_nearest(overrid
         "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3",
     ],
 )
-def test_what_a_stage_may_have_passes(override: str) -> None:
+def test_what_a_stage_may_have_passes(override):
     check_keys([override])

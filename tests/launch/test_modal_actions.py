@@ -7,7 +7,6 @@ The tests answer the functions, so none runs. tests/launch/test_modal_runs.py ru
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pytest
 from modal.exception import FunctionTimeoutError
 from modal_checkout import PLANTED, make_checkout, run_action, run_function, start_action
 from modal_plane import ControlPlane
-from modal_plane.client import Done
 from modal_plane.state import Call
 
 ROOTS = ["paths.corpus={corpus}", "paths.checkpoints={checkpoints}"]
@@ -24,12 +22,12 @@ VOLUMES = {"/corpus": "dr-zero-corpus", "/checkpoints": "dr-zero-checkpoints", "
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(tmp_path_factory):
     with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
         answer_as_usual(plane)
         yield plane
@@ -84,7 +82,7 @@ class TestEveryStage:
         assert "it cost $1.50" in done.stdout
 
 
-def test_a_check_of_a_stage_is_preflighted_and_not_retried(plane: ControlPlane, checkout: Path) -> None:
+def test_a_check_of_a_stage_is_preflighted_and_not_retried(plane, checkout):
     words = ["check-services", "solver", "--with-trainer", "--model", "qwen2.5-3b"]
     done = run_action(plane, checkout, *words)
     assert done.code == 0, done.stdout + done.stderr
@@ -147,7 +145,7 @@ class TestOneLaunch:
     """A challenger with every flag and setting."""
 
     @pytest.fixture(scope="class")
-    def done(self, plane: ControlPlane, checkout: Path) -> Done:
+    def done(self, plane, checkout):
         plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
         flags = ["--iteration", "2", "--model", "qwen2.5-7b", "--steps", "9", "--gpu-count", "4"]
         return run_action(
@@ -156,26 +154,26 @@ class TestOneLaunch:
         )
 
     @pytest.fixture(scope="class")
-    def call(self, plane: ControlPlane, done: Done) -> Call:
+    def call(self, plane, done):
         assert done.code == 0, done.stdout + done.stderr
         return stage_of(plane)
 
-    def test_the_machine_is_applied_by_options_of_the_call(self, plane: ControlPlane, call: Call) -> None:
+    def test_the_machine_is_applied_by_options_of_the_call(self, plane, call):
         spec = call.spec
         assert (spec.gpu, spec.cpu, spec.memory, spec.timeout) == (("A100-80GB", 4), 16, 262144, 7200)
         assert spec.regions == ("us-east",)
         assert plane.functions["gpu_stage"].gpu is None
 
-    def test_volumes_are_where_the_guide_says(self, call: Call) -> None:
+    def test_volumes_are_where_the_guide_says(self, call):
         mounted = {path: volume.name for path, volume in call.spec.volumes.items()}
         assert mounted == VOLUMES
         assert not any(volume.read_only for volume in call.spec.volumes.values())
 
-    def test_the_dotenv_is_sent_as_modals_own_secret_and_replaces_the_named_ones(self, call: Call) -> None:
+    def test_the_dotenv_is_sent_as_modals_own_secret_and_replaces_the_named_ones(self, call):
         assert set(PLANTED) in [set(secret.keys) for secret in call.spec.secrets]
         assert not [secret.name for secret in call.spec.secrets if secret.name]
 
-    def test_flags_and_overrides_reach_the_stage_in_order(self, call: Call) -> None:
+    def test_flags_and_overrides_reach_the_stage_in_order(self, call):
         command = list(call.args[0].command)
         assert command[0] == "challenger"
         assert command[command.index("model=qwen2.5-7b") :] == [
@@ -192,7 +190,7 @@ class TestOneLaunch:
         ]
         assert {(check.spec.gpu, check.spec.timeout) for check in checks} == {(None, 1800)}
 
-    def test_the_resolved_launch_is_printed(self, done: Done) -> None:
+    def test_the_resolved_launch_is_printed(self, done):
         assert "type: A100-80GB" in done.stdout
         assert "command: drzero challenger" in done.stdout
         assert "usd_per_hour:" in done.stdout
@@ -225,7 +223,7 @@ class TestRunFiles:
 
 
 class TestInterrupted:
-    def test_a_launch_that_ctrl_c_ends_has_not_succeeded(self, plane: ControlPlane, checkout: Path) -> None:
+    def test_a_launch_that_ctrl_c_ends_has_not_succeeded(self, plane, checkout):
         released = threading.Event()
         plane.answer("cpu_stage", lambda request: released.wait(60) and FINISHED)
         try:
@@ -268,7 +266,7 @@ class TestDetached:
 
 
 class TestOtherEntryPoints:
-    def test_train_takes_the_guides_flags(self, plane: ControlPlane, checkout: Path) -> None:
+    def test_train_takes_the_guides_flags(self, plane, checkout):
         flags = ["--env", "demo", "--steps", "20", "--gpu-count", "1", "--gpu-type", "A10G"]
         done = run_function(
             plane, checkout, "train", *flags, "--overrides", "trainer.save_freq=5 +trainer.foo=1"
@@ -321,7 +319,7 @@ class TestRefusals:
         preflight, fetched = calls_of(plane)
         assert fetched.args[1] == ["fetch-models", *preflight.args[1][1:]]
 
-    def test_a_call_that_modal_ends_is_one_line_of_error(self, plane: ControlPlane, checkout: Path) -> None:
+    def test_a_call_that_modal_ends_is_one_line_of_error(self, plane, checkout):
         def time_out(request: Any) -> None:
             raise FunctionTimeoutError("Task's current input hit its timeout of 86400s")
 
@@ -338,7 +336,7 @@ class TestRefusals:
         (line,) = done.stderr.strip().splitlines()
         assert "EXPERIMENT_NAME=wide without EXPERIMENTER" in line
 
-    def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane: ControlPlane, checkout: Path) -> None:
+    def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane, checkout):
         plane.answer("check_gpu_image", lambda: 1)
         done = run_action(plane, checkout, "smoke")
         assert done.code == 1
@@ -349,7 +347,7 @@ class TestRefusals:
 
 class TestSecrets:
     @pytest.fixture(scope="class")
-    def bare(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def bare(self, tmp_path_factory):
         return make_checkout(tmp_path_factory.mktemp("bare"), dotenv=False)
 
     def test_named_secrets_that_exist_are_used_and_missing_ones_reported(self, plane, bare):

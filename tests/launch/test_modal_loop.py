@@ -30,48 +30,48 @@ def manifest(loop: LaunchedLoop) -> dict[str, Any]:
 
 
 class TestUpload:
-    def test_puts_things_where_the_stages_read_them(self, launched_loop: LaunchedLoop) -> None:
+    def test_puts_things_where_the_stages_read_them(self, launched_loop):
         volume = launched_loop.plane.volume("dr-zero-corpus").committed()
         assert (volume / "corpus.jsonl").is_file()
         assert (volume / "models" / "tiny" / "config.json").is_file()
 
-    def test_a_second_time_sends_nothing(self, launched_loop: LaunchedLoop) -> None:
+    def test_a_second_time_sends_nothing(self, launched_loop):
         assert " 0 files sent" in launched_loop.uploads[2].stdout
 
 
 class TestEvolve:
-    def test_the_loop_is_finished_in_spite_of_a_preemption(self, launched_loop: LaunchedLoop) -> None:
+    def test_the_loop_is_finished_in_spite_of_a_preemption(self, launched_loop):
         done = launched_loop.done
         assert done.code == 0, done.stdout[-6000:] + done.stderr
         assert "evolve is finished" in done.stdout
         assert launched_loop.call.attempts == 2
 
-    def test_only_the_stage_that_was_cut_was_started_twice(self, launched_loop: LaunchedLoop) -> None:
+    def test_only_the_stage_that_was_cut_was_started_twice(self, launched_loop):
         starts = {name: entry["starts"] for name, entry in manifest(launched_loop).items()}
         assert starts.pop(CUT) == 2
         assert set(starts.values()) == {1} and len(starts) == 5
 
-    def test_nothing_was_drawn_twice_or_left_half_written(self, launched_loop: LaunchedLoop) -> None:
+    def test_nothing_was_drawn_twice_or_left_half_written(self, launched_loop):
         assert problems(Loop([], launched_loop.committed), []) == []
 
-    def test_scores_of_base_and_iteration_are_shown_here(self, launched_loop: LaunchedLoop) -> None:
+    def test_scores_of_base_and_iteration_are_shown_here(self, launched_loop):
         shown = launched_loop.done.stdout.rpartition("exact match, 95 % interval")[2]
         assert "base" in shown and "iteration 1" in shown
 
-    def test_both_containers_are_paid_for(self, launched_loop: LaunchedLoop) -> None:
+    def test_both_containers_are_paid_for(self, launched_loop):
         paid = json.loads((launched_loop.committed / "launches" / "evolve" / "spend.json").read_text())
         assert [call["part"] for call in paid] == [0, 0]
         assert paid[0]["until"] <= paid[1]["began"]
 
 
 class TestAfterwards:
-    def test_status_has_the_state_of_the_launch(self, launched_loop: LaunchedLoop) -> None:
+    def test_status_has_the_state_of_the_launch(self, launched_loop):
         done = run_action(launched_loop.plane, launched_loop.checkout, "status")
         assert done.code == 0, done.stdout + done.stderr
         (line,) = [line for line in done.stdout.splitlines() if line.split()[:1] == ["evolve"]]
         assert "finished" in line
 
-    def test_logs_show_the_console_of_both_attempts(self, launched_loop: LaunchedLoop) -> None:
+    def test_logs_show_the_console_of_both_attempts(self, launched_loop):
         done = run_action(launched_loop.plane, launched_loop.checkout, "logs", "--stage", "evolve")
         assert done.code == 0, done.stdout + done.stderr
         assert "[retrieval] ready after" in done.stdout

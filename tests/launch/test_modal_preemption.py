@@ -7,7 +7,6 @@ tests/modal_plane. The stage is a stand-in that writes numbered steps to the vol
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -95,14 +94,14 @@ class Launcher:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     checkout = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=False)
     (checkout / "drzero" / "cli.py").write_text(STAGE % {"steps": STEPS, "held": HELD})
     return checkout
 
 
 @pytest.fixture
-def launcher(tmp_path: Path, checkout: Path) -> Iterator[Launcher]:
+def launcher(tmp_path, checkout):
     gate = tmp_path / "gate"
     with ControlPlane(tmp_path / "plane", container_env={"GATE": str(gate)}, grace=40) as plane:
         plane.answer("ask", lambda module, words: 0)
@@ -117,14 +116,14 @@ def launch(launcher: Launcher, detach: bool = False) -> Client:
 
 
 @pytest.mark.parametrize("how", ["preempt", "kill"])
-def test_the_run_between_two_steps(launcher: Launcher, how: str) -> None:
+def test_the_run_between_two_steps(launcher, how):
     client = launch(launcher)
     getattr(launcher.plane, how)(launcher.held())
     launcher.gate.touch()
     launcher.once(client.wait(120), attempts=2)
 
 
-def test_the_run_during_a_commit(launcher: Launcher) -> None:
+def test_the_run_during_a_commit(launcher):
     client = launch(launcher)
     call = launcher.held()
     launcher.volume.open.clear()
@@ -133,7 +132,7 @@ def test_the_run_during_a_commit(launcher: Launcher) -> None:
     launcher.once(client.wait(120), attempts=2)
 
 
-def test_the_run_during_its_last_commit(launcher: Launcher) -> None:
+def test_the_run_during_its_last_commit(launcher):
     client = launch(launcher)
     call = launcher.held()
     launcher.volume.open.clear()

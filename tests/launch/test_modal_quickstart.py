@@ -7,7 +7,6 @@ names of the default ones. Two corpora: a folder of plain texts, and a Chroma th
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import chromadb
@@ -15,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from modal_checkout import make_checkout, run_action, stage_plane
-from modal_plane import ControlPlane
 from stage_run import RUN_LIMIT_S
 from tiny_embedder import save_tiny_embedder
 
@@ -35,20 +33,20 @@ HUB = {"models--Qwen--Qwen2.5-3B-Instruct": "model", "models--intfloat--e5-large
 
 
 @pytest.fixture(scope="module")
-def texts() -> dict[str, str]:
+def texts():
     passages = list(generate_world(0, "run", passages=60).passages.values())
     return {passage.title: passage.text for passage in passages}
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, speaking_model: Path) -> dict[str, Path]:
+def models(tmp_path_factory, speaking_model):
     embedder = tmp_path_factory.mktemp("embedder") / "tiny"
     save_tiny_embedder(embedder)
     return {"model": speaking_model, "embedder": embedder}
 
 
 @pytest.fixture
-def plane(tmp_path: Path, models: dict[str, Path]) -> Iterator[ControlPlane]:
+def plane(tmp_path, models):
     with stage_plane(tmp_path / "plane") as plane:
         hub = plane.volume("dr-zero-cache").committed() / "huggingface" / "hub"
         for name, kind in HUB.items():
@@ -84,9 +82,7 @@ def as_chroma(place: Path, texts: dict[str, str], embedder: Path) -> Path:
     [(as_folder, ["source=${paths.corpus}/papers"]), (as_chroma, [])],
     ids=["texts", "chroma"],
 )
-def test_the_quick_start_leads_to_the_challengers_first_step(
-    plane, tmp_path, texts, models, corpus, source
-) -> None:
+def test_the_quick_start_leads_to_the_challengers_first_step(plane, tmp_path, texts, models, corpus, source):
     (tmp_path / "checkout").mkdir()
     checkout = make_checkout(tmp_path / "checkout", dotenv=False)
     for name, overrides in (("few.yaml", FEW), ("small.yaml", SMALL)):

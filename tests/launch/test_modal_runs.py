@@ -7,7 +7,6 @@ stopped by its budget.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -56,13 +55,13 @@ class Cut:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(tmp_path_factory):
     with stage_plane(tmp_path_factory.mktemp("plane")) as plane:
         yield plane
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
 
 
@@ -77,7 +76,7 @@ def uploaded(plane, checkout, speaking_model, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def prepared(plane: ControlPlane, checkout: Path, uploaded: None) -> None:
+def prepared(plane, checkout, uploaded):
     """Prompts from that corpus."""
     sizes = ["rows=60", "heldout_rows=0", "source=${paths.corpus}/corpus.jsonl"]
     model = ["--model", "demo-policy", "base_model=${paths.corpus}/models/tiny"]
@@ -86,7 +85,7 @@ def prepared(plane: ControlPlane, checkout: Path, uploaded: None) -> None:
 
 
 @pytest.fixture(scope="module")
-def cut(plane: ControlPlane, checkout: Path, prepared: None) -> Cut:
+def cut(plane, checkout, prepared):
     """Two steps, in calls with time for one each. The container is killed while the second is saved."""
     timeout = f"compute.timeout={MARGIN_S + ONE_STEP_S:.0f}"
     words = ["challenger", *TINY, "trainer.total_training_steps=2", timeout]
@@ -149,20 +148,20 @@ class TestCutAndContinued:
             assert after.parent == before.id
             assert (after.spec.timeout, after.spec.cpu) == (before.spec.timeout, before.spec.cpu)
 
-    def test_it_has_the_steps_and_data_of_an_uninterrupted_one(self, plane: ControlPlane, cut: Cut) -> None:
+    def test_it_has_the_steps_and_data_of_an_uninterrupted_one(self, plane, cut):
         config = OmegaConf.load(run_folder(plane) / "resolved.yaml")
         assert isinstance(config, DictConfig)
         run = Run(0, "", "", run_folder(plane), Watch())
         assert dumped_order(run, [1, 2]) == unbroken_order(config, 2)
         assert len(read_metrics(run.folder)) == 2
 
-    def test_its_cost_is_that_of_every_container(self, plane: ControlPlane, cut: Cut) -> None:
+    def test_its_cost_is_that_of_every_container(self, plane, cut):
         paid = calls_paid(plane)
         started = [number for number, part in enumerate(parts(plane)) for _ in range(part.attempts)]
         assert [call["part"] for call in paid] == started
         assert f"it cost ${sum(usd(call) for call in paid):.2f}" in cut.done.stdout
 
-    def test_every_checkpoint_was_committed_as_it_came(self, plane: ControlPlane, cut: Cut) -> None:
+    def test_every_checkpoint_was_committed_as_it_came(self, plane, cut):
         first = parts(plane)[0]
         commits = plane.volume("dr-zero-checkpoints").commits
         mine = [commit for commit in commits if commit.call_id == first.id and not commit.at_exit]
@@ -171,10 +170,10 @@ class TestCutAndContinued:
 
 
 class TestKilledInAWrite:
-    def test_what_was_committed_is_usable(self, cut: Cut) -> None:
+    def test_what_was_committed_is_usable(self, cut):
         assert cut.committed_when_killed == 1
 
-    def test_the_next_container_resumes_from_there(self, plane: ControlPlane, cut: Cut) -> None:
+    def test_the_next_container_resumes_from_there(self, plane, cut):
         assert saved_step(run_folder(plane)) == 2
         assert sum(part.attempts for part in parts(plane)) == len(parts(plane)) + 1
 
@@ -199,7 +198,7 @@ class TestAfterwards:
         (line,) = [line for line in done.stdout.splitlines() if RUN in line]
         assert "out of money" in line
 
-    def test_diagnose_reads_the_run(self, plane: ControlPlane, checkout: Path, out_of_money: object) -> None:
+    def test_diagnose_reads_the_run(self, plane, checkout, out_of_money):
         done = run_action(plane, checkout, "diagnose", RUN)
         assert done.code == 0, done.stdout + done.stderr
         assert "out of time" in done.stdout

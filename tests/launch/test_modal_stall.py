@@ -8,13 +8,10 @@ Everything else is real.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from modal_checkout import make_checkout, run_action, start_action
 from modal_plane import ControlPlane
-from modal_plane.client import Client, Done
 
 pytestmark = pytest.mark.slow("a run on the plane that stalls twice; test_container.py has the message")
 
@@ -72,7 +69,7 @@ LIMITS = ("watchdog.cold_start_s=6", "watchdog.floor_s=6")
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     folder = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=False)
     (folder / "drzero" / "cli.py").rename(folder / "drzero" / "real_cli.py")
     (folder / "drzero" / "cli.py").write_text(COMMAND_LINE)
@@ -81,19 +78,19 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gate(tmp_path_factory):
     return tmp_path_factory.mktemp("gate") / "open"
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory, gate: Path) -> Iterator[ControlPlane]:
+def plane(tmp_path_factory, gate):
     environment = {"GATE": str(gate), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with ControlPlane(tmp_path_factory.mktemp("plane"), container_env=environment, grace=40) as plane:
         yield plane
 
 
 @pytest.fixture(scope="module")
-def client(plane: ControlPlane, checkout: Path) -> Client:
+def client(plane, checkout):
     """A launch on a rented machine, by its default stall action, while its trainer makes steps."""
     plane.answer("ask", lambda module, words: 0)
     words = ("solver", "--iteration", "1", "--gpu-count", "0", "env=demo", *LIMITS)
@@ -104,12 +101,12 @@ def client(plane: ControlPlane, checkout: Path) -> Client:
 
 
 @pytest.fixture(scope="module")
-def looked(plane: ControlPlane, checkout: Path, client: Client) -> Done:
+def looked(plane, checkout, client):
     return run_action(plane, checkout, "stacks", RUN)
 
 
 @pytest.fixture(scope="module")
-def ended(plane: ControlPlane, client: Client, looked: Done, gate: Path) -> Done:
+def ended(plane, client, looked, gate):
     gate.touch()
     return client.wait(240)
 
@@ -118,7 +115,7 @@ def launched(plane: ControlPlane, name: str) -> str:
     return (plane.volume("dr-zero-checkpoints").committed() / "launches" / RUN / name).read_text()
 
 
-def test_a_running_launch_says_where_its_processes_stand(looked: Done) -> None:
+def test_a_running_launch_says_where_its_processes_stand(looked):
     assert looked.code == 0, looked.stdout + looked.stderr
     assert f"/{RUN}: " in looked.stdout and "Python processes, read in" in looked.stdout
     assert "(drzero/hanging.py:" in looked.stdout, "the trainer"
@@ -127,7 +124,7 @@ def test_a_running_launch_says_where_its_processes_stand(looked: Done) -> None:
     assert f"--action download {RUN}/logs has the page" in looked.stdout
 
 
-def test_its_page_is_on_the_volume(plane: ControlPlane, ended: Done) -> None:
+def test_its_page_is_on_the_volume(plane, ended):
     page = plane.volume("dr-zero-checkpoints").committed() / RUN / "logs" / "stacks_001.md"
     assert "(drzero/hanging.py:" in page.read_text()
 
@@ -144,14 +141,14 @@ def test_a_run_that_hangs_is_resumed_once_and_then_ends_its_call_with_the_verdic
     assert len(json.loads(launched(plane, "spend.json"))) == 1, "no further call"
 
 
-def test_status_has_the_verdict(plane: ControlPlane, checkout: Path, ended: Done) -> None:
+def test_status_has_the_verdict(plane, checkout, ended):
     plane.answer_no_more("ask")
     done = run_action(plane, checkout, "status")
     assert done.code == 0, done.stdout + done.stderr
     assert f"{RUN} stalled and was stopped: trainer (pid " in done.stdout
 
 
-def test_what_is_not_running_is_refused(plane: ControlPlane, checkout: Path, ended: Done) -> None:
+def test_what_is_not_running_is_refused(plane, checkout, ended):
     done = run_action(plane, checkout, "stacks", RUN)
     assert done.code == 1
     assert f"modal_train: stacks: no launch of '{RUN}' is running: --action diagnose {RUN}" in done.stderr

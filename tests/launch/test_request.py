@@ -325,13 +325,9 @@ def test_the_next_call_gets_the_secrets_that_were_found_at_the_start():
     assert pickle.loads(pickle.dumps(request)).next_part().secrets == ("wandb-secret",)
 
 
-def test_a_check_of_a_stage_has_the_stages_machine_and_a_folder_of_its_own() -> None:
+def test_a_check_of_a_stage_has_the_stages_machine_and_a_folder_of_its_own():
     request = launch("check-services solver --with-trainer --model qwen2.5-7b")
-    assert (request.name, request.compute.name, request.compute.retries) == (
-        "check_services",
-        "8xh100",
-        0,
-    )
+    assert (request.name, request.compute.name, request.compute.retries) == ("check_services", "8xh100", 0)
     assert request.command[:2] == ("check-services", "solver")
     assert {"--with-trainer", "run.name=check_services"} <= set(request.command)
     assert request.checked[0] == "solver" and "--with-trainer" not in request.checked
@@ -340,7 +336,7 @@ def test_a_check_of_a_stage_has_the_stages_machine_and_a_folder_of_its_own() -> 
     assert [word for word in played if word.startswith("run.name=")] == ["run.name=check-services_wordle"]
 
 
-def test_a_flow_test_needs_no_gpu_and_no_model() -> None:
+def test_a_flow_test_needs_no_gpu_and_no_model():
     request = launch("flow-test --seconds 60 --stage challenger --workers")
     assert {"flow_test.seconds=60", "flow_test.stage=challenger", "flow.workers=true"} <= set(request.command)
     assert (request.name, request.compute.type, request.loads_a_model) == ("flow_test", None, False)
@@ -355,6 +351,6 @@ def test_a_flow_test_needs_no_gpu_and_no_model() -> None:
         ("challenger --with-trainer", "is for --action check-services"),
     ],
 )
-def test_a_check_of_what_has_no_services_or_trainer_is_refused(line: str, message: str) -> None:
+def test_a_check_of_what_has_no_services_or_trainer_is_refused(line, message):
     with pytest.raises(LaunchError, match=message):
         launch(line)

@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -69,18 +68,18 @@ def composed(*overrides: str) -> DictConfig:
 
 
 @pytest.fixture(scope="module")
-def smoke() -> DictConfig:
+def smoke():
     """The config of the smoke test's GPU half."""
     request = smoke_request()
     return composed(f"hardware={request.compute.hardware}", *request.command[1:])
 
 
 @pytest.fixture(scope="module")
-def needs(smoke: DictConfig) -> Needs:
+def needs(smoke):
     return needs_of(composing.resolve(smoke))
 
 
-def test_its_config_is_that_of_8xh100_but_for_sizes(smoke: DictConfig) -> None:
+def test_its_config_is_that_of_8xh100_but_for_sizes(smoke):
     model = "base_model=Qwen/Qwen2.5-0.5B-Instruct"
     paper = composed("hardware=8xh100", "compute=8xh100", "env=demo", model)
     ours, theirs = (
@@ -89,14 +88,14 @@ def test_its_config_is_that_of_8xh100_but_for_sizes(smoke: DictConfig) -> None:
     assert {key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)} == SIZES | APART
 
 
-def test_it_needs_every_mechanism_of_8xh100_with_two_ranks_an_engine(needs: Needs) -> None:
+def test_it_needs_every_mechanism_of_8xh100_with_two_ranks_an_engine(needs):
     assert needs.has_gpus and needs.sglang and needs.sleeps and needs.offloads and needs.flash_attention
     # Two engines, the rollout's and the solver's, of two ranks each.
     assert (needs.ranks, needs.schedulers) == (2, {0: 2, 1: 2})
     assert all(each.needed for each in probes_for(needs, Path("/x/smoke"))[3:])
 
 
-def test_two_small_gpus_hold_it_within_its_limit_of_dollars(smoke: DictConfig) -> None:
+def test_two_small_gpus_hold_it_within_its_limit_of_dollars(smoke):
     request, report = smoke_request(), preflight(smoke, "challenger")
     assert request.usd_at_most is not None and request.usd_at_most < SMOKE_MAX_USD
     assert report.errors == []
@@ -105,7 +104,7 @@ def test_two_small_gpus_hold_it_within_its_limit_of_dollars(smoke: DictConfig) -
     assert report.estimate.usd(report.estimate.expected_s) < request.usd_at_most
 
 
-def test_on_one_gpu_it_needs_less() -> None:
+def test_on_one_gpu_it_needs_less():
     one = needs_of(
         composing.resolve(composed("hardware=single_gpu", *smoke_request("compute=a10g").command[1:]))
     )
@@ -129,11 +128,11 @@ def tried(script: str, limit_s: float = 60, needed: bool = True) -> Verdict:
         ("import os; os._exit(3)", False, "exit code 3"),
     ],
 )
-def test_however_a_probe_ends_its_verdict_is_one_line(script: str, proven: bool, why: str) -> None:
+def test_however_a_probe_ends_its_verdict_is_one_line(script, proven, why):
     assert tried(script) == Verdict("it", proven, why)
 
 
-def test_a_probe_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_probe_that_hangs_is_ended_with_all_that_it_started(tmp_path):
     script = f"""
         import pathlib, subprocess, time
         child = subprocess.Popen(["sleep", "1000"])
@@ -155,33 +154,33 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_what_a_run_can_do_without_is_reported_and_does_not_fail_it() -> None:
+def test_what_a_run_can_do_without_is_reported_and_does_not_fail_it():
     verdict = tried("import sys; sys.exit('none here')", needed=False)
     assert not verdict.fails and tried("import sys; sys.exit('none here')").fails
     assert str(verdict) == "not proven  it: none here (the run does without it)"
 
 
-def test_a_fifo_is_made_used_and_removed(tmp_path: Path) -> None:
+def test_a_fifo_is_made_used_and_removed(tmp_path):
     assert probe.fifo(str(tmp_path)) == f"in {tmp_path}"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_takes_no_fifo_is_named() -> None:
+def test_a_folder_that_takes_no_fifo_is_named():
     with pytest.raises(probe.RunFailed, match=r"^/proc takes none: "):
         probe.fifo("/proc")
 
 
-def test_shared_memory_is_compared_with_what_ray_will_ask_for() -> None:
+def test_shared_memory_is_compared_with_what_ray_will_ask_for():
     assert probe.shared_memory("1").endswith("Ray's object store takes 0.0")
     with pytest.raises(probe.RunFailed, match=r"takes 1000000\.0: it will be on disk"):
         probe.shared_memory(str(10**15))
 
 
-def test_a_product_in_bfloat16_is_compared_with_a_whole_one() -> None:
+def test_a_product_in_bfloat16_is_compared_with_a_whole_one():
     assert probe.bfloat16("cpu") == "products on 1 of cpu"
 
 
-def test_another_process_reads_and_writes_a_tensor() -> None:
+def test_another_process_reads_and_writes_a_tensor():
     import torch.multiprocessing
 
     usual = torch.multiprocessing.get_sharing_strategy()
@@ -192,14 +191,14 @@ def test_another_process_reads_and_writes_a_tensor() -> None:
 
 
 @pytest.mark.slow("four imports of torch; the other probes run in process")
-def test_processes_sum_a_tensor_and_one_that_cannot_ends_them_all() -> None:
+def test_processes_sum_a_tensor_and_one_that_cannot_ends_them_all():
     assert probe.all_reduce("cpu", "2") == "2 ranks by gloo"
     with pytest.raises(probe.RunFailed, match=r"^rank \d: "):
         probe.all_reduce("no such device", "2")
 
 
 @pytest.mark.slow("five imports of torch; however a probe ends is in the first tier")
-def test_on_a_machine_without_what_it_needs_nothing_is_started(tmp_path: Path) -> None:
+def test_on_a_machine_without_what_it_needs_nothing_is_started(tmp_path):
     command = [sys.executable, "-m", "drzero.launch.smoke.run", *smoke_request().command]
     places = [f"paths.corpus={tmp_path}", f"paths.checkpoints={tmp_path}"]
     done = subprocess.run([*command, *places], capture_output=True, text=True, check=False)
@@ -287,7 +286,7 @@ def unproven(needs: Needs, seen: Witness, log: str, steps: Steps) -> dict[str, s
     return {each.mechanism: each.why for each in verdicts(needs, seen, log, steps) if each.fails}
 
 
-def test_a_run_that_used_every_mechanism_has_proven_each(needs: Needs, tmp_path: Path) -> None:
+def test_a_run_that_used_every_mechanism_has_proven_each(needs, tmp_path):
     judged = list(verdicts(needs, witness(tmp_path), sync() * 4, steps_of()))
     assert [each.mechanism for each in judged if each.proven] == [
         *("tensor parallelism", "weight sync", "sleep and wake", "offload", "flash-attn in training"),
@@ -333,20 +332,20 @@ def test_a_run_without_one_of_them_has_not_proven_it_and_says_why(needs, tmp_pat
     assert found.keys() <= {mechanism, "offload"}
 
 
-def test_an_engine_that_started_with_the_weights_proves_no_sync(needs: Needs, tmp_path: Path) -> None:
+def test_an_engine_that_started_with_the_weights_proves_no_sync(needs, tmp_path):
     loaded = dataclasses.replace(needs, dummy_weights=False)
     found = unproven(loaded, witness(tmp_path), sync() * 4, steps_of())
     assert list(found) == ["weight sync"] and "had started with these weights" in found["weight sync"]
 
 
-def test_a_run_without_steps_proves_nothing_but_its_processes(needs: Needs, tmp_path: Path) -> None:
+def test_a_run_without_steps_proves_nothing_but_its_processes(needs, tmp_path):
     assert unproven(needs, witness(tmp_path), "", {}).keys() == {
         *("weight sync", "sleep and wake", "offload", "no token drift", "no failures")
     }
 
 
 @given(gap=st.floats(0, 10), steps=st.integers(1, 5))
-def test_the_gap_between_engine_and_actor_is_the_largest_of_all_steps(gap: float, steps: int) -> None:
+def test_the_gap_between_engine_and_actor_is_the_largest_of_all_steps(gap, steps):
     needs = Needs(False, 1, True, {}, False, 0.25, False, None, False, True, 0)
     good = {"drzero/rollout/token_drift_rate": 0.0, "drzero/failures/share": 0.0}
     measured = {step: {**good, "actor/rollout_corr/kl": -gap / step} for step in range(1, steps + 1)}
@@ -354,7 +353,7 @@ def test_the_gap_between_engine_and_actor_is_the_largest_of_all_steps(gap: float
     assert sync_.proven == (gap <= LARGEST_GAP)
 
 
-def test_memory_is_read_from_the_lines_of_whole_syncs_only() -> None:
+def test_memory_is_read_from_the_lines_of_whole_syncs_only():
     cut = sync().splitlines()[:3]
     found = weight_syncs("\n".join(["noise", *sync(slept=2.5).splitlines(), "more", *cut]))
     assert found == [(Memory(0.01, 0.01, 10.01, 22.0), Memory(2.01, 2.01, 14.51, 22.0))]
@@ -373,7 +372,7 @@ time.sleep(1000)
 
 
 @pytest.fixture
-def players(tmp_path: Path) -> Iterator[dict[str, int]]:
+def players(tmp_path):
     """Processes with the titles of SGLang's and of training ranks, one with flash-attn's library mapped."""
     library = tmp_path / "flash_attn_2_cuda.cpython-312-x86_64-linux-gnu.so"
     library.write_bytes(b"library")

@@ -17,7 +17,7 @@ TRAINED = {"training/global_step": 12, "drzero/reward/score": 0.5432}
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def checkpoints(tmp_path, monkeypatch):
     monkeypatch.setenv("DRZERO_MOUNT_CHECKPOINTS", str(tmp_path))
     return tmp_path
 
@@ -37,23 +37,23 @@ def trained(run: Path, steps: int, saved: int, at: float = 0.0) -> None:
     os.utime(run / "metrics", (at, at))
 
 
-def test_it_has_step_reward_checkpoint_time_and_cost_against_the_limit(checkpoints: Path) -> None:
+def test_it_has_step_reward_checkpoint_time_and_cost_against_the_limit(checkpoints):
     trained(checkpoints / "challenger_iter1", steps=12, saved=10)
     assert status_line(request_of("challenger"), 13.2, 3900) == (
         "challenger_iter1: step 12, reward 0.543, checkpoint of step 10, 1 h 05 min, $13.20 of $130.00"
     )
 
 
-def test_before_the_first_step_it_says_so(checkpoints: Path) -> None:
+def test_before_the_first_step_it_says_so(checkpoints):
     trained(checkpoints / "challenger_iter1", steps=0, saved=0)
     assert status_line(request_of("challenger"), 0.5, 60).startswith("challenger_iter1: no step yet, 1 min")
 
 
-def test_a_stage_without_steps_has_time_and_cost(checkpoints: Path) -> None:
+def test_a_stage_without_steps_has_time_and_cost(checkpoints):
     assert status_line(request_of("evaluate"), 1.0, 120) == "evaluate_iter1, 2 min, $1.00 of $130.00"
 
 
-def test_a_loops_line_is_of_the_run_that_was_written_to_last(checkpoints: Path) -> None:
+def test_a_loops_line_is_of_the_run_that_was_written_to_last(checkpoints):
     trained(checkpoints / "challenger_iter1", steps=50, saved=50, at=100)
     trained(checkpoints / "solver_iter1", steps=3, saved=0, at=200)
     assert status_line(request_of("evolve"), 1.0, 60).startswith("solver_iter1: step 3")
@@ -83,10 +83,10 @@ def test_a_stall_of_the_call_is_in_it_and_whether_it_lasts(checkpoints, kinds, s
         assert said in status_line(request_of(action), 1.0, 60)
 
 
-def test_a_stall_of_an_earlier_call_is_not(checkpoints: Path) -> None:
+def test_a_stall_of_an_earlier_call_is_not(checkpoints):
     stalled(checkpoints / "solver_iter1", "stall", at=time.time() - 900)
     assert "stall" not in status_line(request_of("solver"), 1.0, 60)
 
 
-def test_without_a_limit_only_the_cost_is_shown(checkpoints: Path) -> None:
+def test_without_a_limit_only_the_cost_is_shown(checkpoints):
     assert status_line(request_of("evaluate", max_usd=None), 1.0, 60).endswith(", $1.00")

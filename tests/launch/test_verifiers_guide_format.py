@@ -78,10 +78,7 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
         {f"{ROLLOUT}.gpu_memory_utilization": "0.4", "solver.mem_fraction_static": "0.4"},
     ),
     "vllm.max_model_len": (1000, {"data.max_prompt_length": "500", "data.max_response_length": "500"}),
-    "vllm.block_size": (
-        16,
-        {"rollout.server_args.page_size": "16", "solver.server_args.page_size": "16"},
-    ),
+    "vllm.block_size": (16, {"rollout.server_args.page_size": "16", "solver.server_args.page_size": "16"}),
     "vllm.enforce_eager": (False, {f"{ROLLOUT}.enforce_eager": "false"}),
     "vllm.enable_auto_tool_choice": (True, {}),
     "vllm.tool_call_parser": ("xlam", {"environment.call_form": "xlam"}),
@@ -106,7 +103,7 @@ def flat(values: dict[str, Any]) -> dict[str, Any]:
     return given | machine | overrides
 
 
-def test_every_key_of_the_guides_example_is_known_and_tried_here() -> None:
+def test_every_key_of_the_guides_example_is_known_and_tried_here():
     assert [key.name for key in KEYS] == list(BECOMES)
     names = re.findall(r"^ *(\w+):", AS_WRITTEN, re.MULTILINE)
     parts = {part for key in KEYS for part in key.name.split(".")}
@@ -114,7 +111,7 @@ def test_every_key_of_the_guides_example_is_known_and_tried_here() -> None:
 
 
 @pytest.mark.parametrize("name", BECOMES)
-def test_each_key_becomes_what_it_is_here(name: str) -> None:
+def test_each_key_becomes_what_it_is_here(name):
     value, becomes = BECOMES[name]
     translated = translate(nested(name, value), "run.yaml")
     of_section = {"rollout": "sglang"} if name.startswith("vllm.") else {}
@@ -122,14 +119,14 @@ def test_each_key_becomes_what_it_is_here(name: str) -> None:
     check_keys(translated["overrides"])
 
 
-def test_the_table_of_the_documentation_has_each_key_and_what_it_is_here() -> None:
+def test_the_table_of_the_documentation_has_each_key_and_what_it_is_here():
     rows = re.findall(
         r"^\| `((?:modal|model|training|vllm|wandb)\.[\w.]+)` \| (.+?) \|$", DOCS.read_text(), re.M
     )
     assert rows == [(key.name, key.ours) for key in KEYS]
 
 
-def test_the_guides_example_is_launched_as_it_is_written(tmp_path: Path) -> None:
+def test_the_guides_example_is_launched_as_it_is_written(tmp_path):
     (tmp_path / "run.yaml").write_text(AS_WRITTEN)
     request = resolve(parse(["--action", "train", "--config-path", str(tmp_path / "run.yaml")]))
     machine = request.compute.modal_options()
@@ -152,7 +149,7 @@ def test_the_guides_example_is_launched_as_it_is_written(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("env", "prompt"), [("vf-bfcl-single-turn", 3072), ("vf-tool-test", 3072)])
-def test_its_file_starts_in_an_environment_that_needs_more_than_it_says(tmp_path, env, prompt) -> None:
+def test_its_file_starts_in_an_environment_that_needs_more_than_it_says(tmp_path, env, prompt):
     (tmp_path / "run.yaml").write_text(AS_WRITTEN)
     line = ["--action", "train", "--config-path", str(tmp_path / "run.yaml"), "--env", env]
     request = resolve(parse(line))
@@ -165,14 +162,14 @@ def test_its_file_starts_in_an_environment_that_needs_more_than_it_says(tmp_path
     assert typed.command[-1] == "data.max_prompt_length=2048" and typed.compute.memory == 65536
 
 
-def test_its_parser_of_calls_is_not_taken_for_a_model_that_writes_others(tmp_path: Path) -> None:
+def test_its_parser_of_calls_is_not_taken_for_a_model_that_writes_others(tmp_path):
     (tmp_path / "run.yaml").write_text(AS_WRITTEN.replace("vf-wordle", "vf-bfcl-single-turn"))
     command = resolve(parse(["--action", "train", "--config-path", str(tmp_path / "run.yaml")])).command
     assert "base_model=Salesforce/xLAM-2-3b-fc-r" in command
     assert [word for word in command if word.startswith("environment.call_form=")][-1].endswith("=xlam")
 
 
-def test_keys_of_ours_may_stand_beside_them_and_win(tmp_path: Path) -> None:
+def test_keys_of_ours_may_stand_beside_them_and_win(tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(
         "{modal: {timeout: 60}, compute: a10g, vllm: {block_size: 16}, overrides: [rollout=reference]}"
@@ -196,7 +193,7 @@ def test_keys_of_ours_may_stand_beside_them_and_win(tmp_path: Path) -> None:
         ("{vllm: {block_size: 16}, overrides: }", "overrides: None is not list"),
     ],
 )
-def test_a_mistake_in_it_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_mistake_in_it_is_one_line(tmp_path, text, message):
     (tmp_path / "run.yaml").write_text(text)
     with pytest.raises(LaunchError) as refused:
         read_runfile(str(tmp_path / "run.yaml"))

@@ -3,12 +3,9 @@
 import asyncio
 import dataclasses
 import pickle
-from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import StartPeer
 from fastapi.responses import JSONResponse, RedirectResponse
 
 from drzero.cli import main
@@ -26,16 +23,12 @@ KEY, ANOTHER = "planted-openai-c840", "planted-another-1f7e"
 
 
 @pytest.mark.parametrize(("value", "headers"), [("", {}), (" k \n", {"Authorization": "Bearer k"})])
-def test_a_request_carries_the_token_of_the_environment(
-    monkeypatch: pytest.MonkeyPatch, value: str, headers: dict[str, str]
-) -> None:
+def test_a_request_carries_the_token_of_the_environment(monkeypatch, value, headers):
     monkeypatch.setenv(MODEL_KEY, value)
     assert bearer_headers(MODEL_KEY) == headers
 
 
-def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(monkeypatch):
     monkeypatch.setenv(MODEL_KEY, "geheim\nö")
     with pytest.raises(TokenUnusable, match="OPENAI_API_KEY holds characters") as refused:
         bearer_of(MODEL_KEY)
@@ -50,7 +43,7 @@ MODELS = {"/v1/models": {"data": [{"id": "served-model"}]}}
 
 
 @pytest.fixture
-def two_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_keys(monkeypatch):
     monkeypatch.setenv(MODEL_KEY, KEY)
     monkeypatch.setenv("ANOTHER_KEY", ANOTHER)
 
@@ -60,8 +53,8 @@ def two_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     ("chosen", "key"), [([], KEY), (["endpoint_key=ANOTHER_KEY"], ANOTHER)], ids=["default", "named"]
 )
 def test_an_endpoint_gets_the_key_that_is_named_for_it_and_is_told_to(
-    start_peer: StartPeer, tiny_model: Path, capsys: pytest.CaptureFixture[str], chosen: list[str], key: str
-) -> None:
+    start_peer, tiny_model, capsys, chosen, key
+):
     """Of token ids (evaluate) and of messages (preview, synthesize) alike, and whatever is asked of it."""
     ids = start_peer("/v1/completions", lambda _: STOPS, MODELS)
     config = compose_stage(
@@ -81,9 +74,7 @@ def test_an_endpoint_gets_the_key_that_is_named_for_it_and_is_told_to(
 
 
 @pytest.mark.usefixtures("two_keys")
-def test_a_model_server_of_a_runs_own_gets_its_key_whatever_the_endpoints_is(
-    start_peer: StartPeer, smollm2_tokenizer: Any
-) -> None:
+def test_a_model_server_of_a_runs_own_gets_its_key_whatever_the_endpoints_is(start_peer, smollm2_tokenizer):
     own = start_peer("/v1/completions", lambda _: STOPS)
     overrides = ["hardware=cpu", "endpoint=https://api.example.com/v1", "endpoint_key=ANOTHER_KEY"]
     config = resolve(compose_stage("synthesize", overrides))
@@ -99,16 +90,14 @@ def test_a_model_server_of_a_runs_own_gets_its_key_whatever_the_endpoints_is(
 
 
 @pytest.mark.usefixtures("two_keys")
-def test_no_server_gets_a_key_that_it_is_not_said_to_get(
-    start_peer: StartPeer, smollm2_tokenizer: Any
-) -> None:
+def test_no_server_gets_a_key_that_it_is_not_said_to_get(start_peer, smollm2_tokenizer):
     peer = start_peer("/v1/completions", lambda _: STOPS)
     ask(ServedModel(f"{peer.url}/v1/completions", "a-model", smollm2_tokenizer))
     assert peer.keys == {None}
 
 
 @pytest.mark.usefixtures("two_keys")
-def test_a_redirect_takes_no_key_to_another_server(start_peer: StartPeer, smollm2_tokenizer: Any) -> None:
+def test_a_redirect_takes_no_key_to_another_server(start_peer, smollm2_tokenizer):
     other = start_peer("/v1/completions", lambda _: STOPS)
     moved = RedirectResponse(f"{other.url}/v1/completions", status_code=307)
     peer = start_peer("/v1/completions", lambda _: moved)
@@ -125,9 +114,7 @@ def test_a_redirect_takes_no_key_to_another_server(start_peer: StartPeer, smollm
         *[(status, r"asked with \*\*\*") for status in (200, 400, 429, 503)],
     ],
 )
-def test_a_key_that_a_server_repeats_is_in_no_error(
-    start_peer: StartPeer, smollm2_tokenizer: Any, status: int, said: str
-) -> None:
+def test_a_key_that_a_server_repeats_is_in_no_error(start_peer, smollm2_tokenizer, status, said):
     repeats = JSONResponse({"error": f"Too much is asked with {KEY}"}, status_code=status)
     peer = start_peer("/v1/completions", lambda _: repeats)
     url, key = f"{peer.url}/v1/completions", MODEL_KEY
@@ -141,12 +128,8 @@ def test_a_key_that_a_server_repeats_is_in_no_error(
     [("geheim\nö", "ANOTHER_KEY holds characters"), ("", "ANOTHER_KEY should hold the endpoint's key")],
 )
 def test_an_endpoints_key_that_cannot_be_sent_or_is_missing_is_one_error_before_any_request(
-    monkeypatch: pytest.MonkeyPatch,
-    start_peer: StartPeer,
-    capsys: pytest.CaptureFixture[str],
-    value: str,
-    said: str,
-) -> None:
+    monkeypatch, start_peer, capsys, value, said
+):
     monkeypatch.setenv("ANOTHER_KEY", value)
     peer = start_peer("/v1/completions", lambda _: STOPS, MODELS)
     named = [f"endpoint={peer.url}/v1", "endpoint_key=ANOTHER_KEY", "tokenizer=x", "env=wordle"]
@@ -172,7 +155,7 @@ def ask(model: ServedModel) -> None:
 
 
 @pytest.mark.parametrize("engine", ["sglang", "reference"])
-def test_no_command_line_has_it(monkeypatch: pytest.MonkeyPatch, engine: str) -> None:
+def test_no_command_line_has_it(monkeypatch, engine):
     """SGLang's own flag would show it, so our server reads the environment instead."""
     config = resolve(compose_stage("evaluate", ["hardware=8xh100", f"solver.engine={engine}"]))
     plain = solver_spec(config).command

@@ -1,7 +1,5 @@
 """Memory that a process may use: the machine's, or its container's."""
 
-from pathlib import Path
-
 import psutil
 import pytest
 
@@ -23,9 +21,7 @@ GIB = 2**30
     ],
     ids=["version 2, of the group above", "version 2, in a container", "version 1"],
 )
-def test_a_containers_limit_is_all_there_is(
-    tmp_path: Path, membership: str, folder: str, files: tuple[str, str, str]
-) -> None:
+def test_a_containers_limit_is_all_there_is(tmp_path, membership, folder, files):
     (tmp_path / "membership").write_text(membership)
     group = tmp_path / folder
     group.mkdir(parents=True, exist_ok=True)
@@ -38,7 +34,7 @@ def test_a_containers_limit_is_all_there_is(
 
 
 @pytest.mark.parametrize("limit", ["max", None], ids=["no limit", "unreadable"])
-def test_without_a_limit_it_is_the_machines(tmp_path: Path, limit: str | None) -> None:
+def test_without_a_limit_it_is_the_machines(tmp_path, limit):
     (tmp_path / "membership").write_text("0::/job")
     (tmp_path / "job").mkdir()
     if limit:

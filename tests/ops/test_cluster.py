@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -66,13 +65,13 @@ def ranks_of(folder: Path) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[TwoNodes]:
+def cluster():
     with two_nodes() as started:
         yield started
 
 
 @pytest.fixture(scope="class")
-def held(cluster: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def held(cluster, tmp_path_factory):
     """A job whose ranks wait."""
     folder = tmp_path_factory.mktemp("job")
     running = Child(job(cluster, folder))
@@ -83,7 +82,7 @@ def held(cluster: TwoNodes, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         running.stop()
 
 
-def test_both_nodes_answer_with_what_is_the_same_on_them(cluster: TwoNodes, tmp_path: Path) -> None:
+def test_both_nodes_answer_with_what_is_the_same_on_them(cluster, tmp_path):
     marker = tmp_path / "marker"
     marker.touch()
     asked = {"marker": str(marker), "salt": "a", "variables": []}
@@ -96,7 +95,7 @@ def test_both_nodes_answer_with_what_is_the_same_on_them(cluster: TwoNodes, tmp_
         assert (node.answer["code"], node.answer["sees_folder"]) == (code_digest(), True)
 
 
-def test_a_cluster_of_two_is_refused_for_three_in_one_line(cluster: TwoNodes) -> None:
+def test_a_cluster_of_two_is_refused_for_three_in_one_line(cluster):
     asked = ask_cluster(cluster.address)
     overrides = ["hardware=cpu", f"machine.ray_address={cluster.address}"]
     two, three = (
@@ -109,10 +108,10 @@ def test_a_cluster_of_two_is_refused_for_three_in_one_line(cluster: TwoNodes) ->
 
 @pytest.mark.usefixtures("held")
 class TestHeldByAJob:
-    def test_its_gpus_are_not_free(self, cluster: TwoNodes) -> None:
+    def test_its_gpus_are_not_free(self, cluster):
         wait_for(lambda: ask_cluster(cluster.address).free["gpu"] == 0, 60)
 
-    def test_the_processes_of_both_nodes_are_read_and_told_apart(self, cluster: TwoNodes) -> None:
+    def test_the_processes_of_both_nodes_are_read_and_told_apart(self, cluster):
         there = read_elsewhere(cluster.address, dict(os.environ), 30.0, native=False)
         ranks = [stack for stack in there.stacks if "WorkerDict" in stack.title]
         assert len({stack.node for stack in ranks}) == len(ranks) == 2
@@ -121,9 +120,7 @@ class TestHeldByAJob:
         assert there.unseen == ()
 
 
-def test_a_killed_node_ends_the_run_by_name_and_leaves_none_of_its_processes(
-    cluster: TwoNodes, tmp_path: Path
-) -> None:
+def test_a_killed_node_ends_the_run_by_name_and_leaves_none_of_its_processes(cluster, tmp_path):
     """The last test: it takes the node of the others."""
     killed, seen = cluster.second_id[:8], tmp_path / "seen.json"
     trainer = job(cluster, tmp_path)

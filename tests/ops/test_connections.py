@@ -65,13 +65,13 @@ def head(length: int, body: int = 0) -> bytes:
     ],
     ids=["one header", "many headers", "a path", "empty lines", "a second request", "a byte", "one by one"],
 )
-def test_a_head_beyond_64_kib_is_answered_431(pieces: list[bytes]) -> None:
+def test_a_head_beyond_64_kib_is_answered_431(pieces):
     last = asked(*pieces).rpartition(b"HTTP/1.1 ")[2]
     assert last.startswith(b"431 ") and b"a request's head may have 65536 bytes" in last
 
 
 @pytest.mark.parametrize("body", [0, 1, 3 * HEAD_BYTES, 5_000_000])
-def test_a_head_of_64_kib_is_answered_with_any_body(body: int) -> None:
+def test_a_head_of_64_kib_is_answered_with_any_body(body):
     answer = asked(head(HEAD_BYTES, body) + b"x" * body)
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n%d\r\n0\r\n\r\n" % body)
 
@@ -79,9 +79,9 @@ def test_a_head_of_64_kib_is_answered_with_any_body(body: int) -> None:
 @pytest.mark.parametrize(
     "rest", [b"0\r\nX: " + b"x" * 1_000_000, b"0\r\n" + b"X: y\r\n" * 100_000, b"3;" + b"x" * 1_000_000]
 )
-def test_what_follows_a_body_in_chunks_is_bounded(rest: bytes) -> None:
+def test_what_follows_a_body_in_chunks_is_bounded(rest):
     assert asked(POST, rest) == b""
 
 
-def test_a_body_in_small_chunks_is_read() -> None:
+def test_a_body_in_small_chunks_is_read():
     assert asked(POST, b"1\r\nx\r\n" * 50_000, b"0\r\n\r\n", head(2 * HEAD_BYTES)).count(b"50003") == 1

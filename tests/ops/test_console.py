@@ -3,8 +3,6 @@
 import json
 import os
 import unicodedata
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +15,7 @@ from drzero.ops.process.logs import EventLog
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet():
     yield
     set_verbose(False)
 
@@ -36,14 +34,14 @@ class Drawn:
         self.lines.append(text)
 
 
-def test_a_detail_is_printed_only_when_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_detail_is_printed_only_when_it_is_asked_for(capsys):
     detail("flow", "produced 1/s")
     set_verbose(True)
     detail("flow", "produced 2/s")
     assert capsys.readouterr().out == "[flow] produced 2/s\n"
 
 
-def test_a_view_gets_everything_while_it_draws(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_view_gets_everything_while_it_draws(capsys):
     drawn = Drawn()
     with shown_by(drawn):
         say("solver", "one", "warning")
@@ -55,7 +53,7 @@ def test_a_view_gets_everything_while_it_draws(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out == "[solver] three\n"
 
 
-def test_once_stdout_is_closed_nothing_that_prints_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_stdout_is_closed_nothing_that_prints_fails(monkeypatch):
     seen, stdout = os.pipe()
     os.close(seen)  # as `head` does
     with open(stdout, "w") as closed:
@@ -64,16 +62,14 @@ def test_once_stdout_is_closed_nothing_that_prints_fails(monkeypatch: pytest.Mon
         print("two", flush=True)
 
 
-def test_a_view_is_left_even_by_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_view_is_left_even_by_an_error(capsys):
     with pytest.raises(ValueError), shown_by(Drawn()):
         raise ValueError
     say("solver", "one")
     assert capsys.readouterr().out == "[solver] one\n"
 
 
-def test_an_event_is_printed_and_written_with_who_saw_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_event_is_printed_and_written_with_who_saw_it(tmp_path, capsys):
     log = EventLog(tmp_path / "events.jsonl")
     log.add("start", "trainer", "starting", log="logs/trainer.log")
     log.add("cost", "supervision", "2.56 CPU seconds")
@@ -104,17 +100,17 @@ STALL |= {"step": 3, "report": "logs/stall_001.md"}
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
-def test_an_event_that_matters_is_a_notice(event: dict[str, object], level: str, text: str) -> None:
+def test_an_event_that_matters_is_a_notice(event, level, text):
     notice = notice_of(event)
     assert notice is not None and notice.level == level and text in notice.text
 
 
 @pytest.mark.parametrize("event", [{"kind": "cost"}, {"kind": "end", "text": "service 'solver' died"}])
-def test_an_event_that_explains_a_run_afterwards_is_none(event: dict[str, object]) -> None:
+def test_an_event_that_explains_a_run_afterwards_is_none(event):
     assert notice_of(event) is None
 
 
-def test_colours_are_removed_and_what_a_terminal_obeys_is_shown() -> None:
+def test_colours_are_removed_and_what_a_terminal_obeys_is_shown():
     assert plain("\x1b[36m(TaskRunner pid=1)\x1b[0m ok") == "(TaskRunner pid=1) ok"
     assert plain("\x1b]0;title\x07 \x9b2J a\rb\t|") == r"\x1b]0;title\x07 \x9b2J a\rb |"
     assert plain("gnp.\u202etxt é 𝄞 日本") == r"gnp.\u202etxt é 𝄞 日本"
@@ -122,16 +118,14 @@ def test_colours_are_removed_and_what_a_terminal_obeys_is_shown() -> None:
 
 @settings(max_examples=50)
 @given(st.text(max_size=20))
-def test_no_text_leaves_anything_for_a_terminal_to_obey(text: str) -> None:
+def test_no_text_leaves_anything_for_a_terminal_to_obey(text):
     shown = plain(text)
     assert not {unicodedata.category(character) for character in shown.replace("\n", "")} & {"Cc", "Cs"}
     assert not set(shown) & {"\u202e", "\u2066", "\u200f", "\ufeff"} and plain(shown) == shown
 
 
 @pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {"CI": "true"}])
-def test_a_terminal_that_cannot_redraw_is_none(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
-) -> None:
+def test_a_terminal_that_cannot_redraw_is_none(monkeypatch, variables):
     _, terminal = os.openpty()
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm")
@@ -143,7 +137,7 @@ def test_a_terminal_that_cannot_redraw_is_none(
         assert not has_live_terminal()
 
 
-def test_what_cannot_show_the_characters_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_show_the_characters_is_none(monkeypatch):
     _, terminal = os.openpty()
     monkeypatch.setenv("TERM", "xterm")
     with open(terminal, "w", encoding="ascii") as stdout:
@@ -151,5 +145,5 @@ def test_what_cannot_show_the_characters_is_none(monkeypatch: pytest.MonkeyPatch
         assert not has_live_terminal()
 
 
-def test_no_one_draws_by_default() -> None:
+def test_no_one_draws_by_default():
     assert isinstance(console._console.view, console._Stdout)

@@ -157,14 +157,12 @@ def pipeline(line: int) -> tuple[str, ...]:
         ),
     ],
 )
-def test_waiting_ranks_are_compared(
-    ranks: list[tuple[str, ...]], facts: dict[str, Any], pattern: str, culprit: str, words: list[str]
-) -> None:
+def test_waiting_ranks_are_compared(ranks, facts, pattern, culprit, words):
     stacks = [rank(number, *frames, state="S" if frames else "Z") for number, frames in enumerate(ranks)]
     check(diagnosed(*stacks, **facts), pattern, culprit, *words)
 
 
-def test_ranks_that_wait_for_their_next_task_say_nothing_about_a_starved_trainer() -> None:
+def test_ranks_that_wait_for_their_next_task_say_nothing_about_a_starved_trainer():
     diagnosis = diagnosed(DRIVER, rank(0, *IDLE_ACTOR), rank(1, *IDLE_ACTOR), phase="rollout")
     assert diagnosis.pattern == "rollout starvation"
 
@@ -185,11 +183,11 @@ def test_ranks_that_wait_for_their_next_task_say_nothing_about_a_starved_trainer
     ],
     ids=["torch's own with block", "closing a file", "the interpreter ends"],
 )
-def test_only_real_clean_ups_count_as_clean_up(frames: tuple[str, ...], kind: str) -> None:
+def test_only_real_clean_ups_count_as_clean_up(frames, kind):
     assert position_of(rank(0, *frames)).kind == kind
 
 
-def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks() -> None:
+def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks():
     title = "sglang::scheduler_DP0_TP1"
     waits = stack(9, title, f"broadcast ({C10D}:2800)", "recv_requests (scheduler.py:9)", component="solver")
     polls = stack(8, "sglang::scheduler_DP0_TP0", "recv_requests (scheduler.py:4)", component="solver")
@@ -201,7 +199,7 @@ def test_idle_engines_that_wait_in_a_broadcast_are_no_ranks() -> None:
     assert LANDMARKS.role(waits) == "SGLang of solver"
 
 
-def test_ranks_that_work_are_no_pattern() -> None:
+def test_ranks_that_work_are_no_pattern():
     assert diagnosed(rank(0, "matmul (torch/nn/functional.py:1)", "step (train.py:1)")).pattern == "unknown"
 
 
@@ -212,7 +210,7 @@ def test_ranks_that_work_are_no_pattern() -> None:
     ("kind", "culprit"),
     [("completion", "solver"), ("generation", "rollout engine"), ("reward", "reward workers")],
 )
-def test_starvation_is_blamed_on_the_process_with_open_calls(kind: str, culprit: str) -> None:
+def test_starvation_is_blamed_on_the_process_with_open_calls(kind, culprit):
     calls = [OpenCall(kind, 7, 70.0, 600.0), OpenCall("rollout", 7, 90.0)]
     found = diagnosed(DRIVER, phase="rollout", workers=[worker(7, *calls)])
     check(found, "rollout starvation", culprit, f"1 {kind} calls open, the oldest for 70 s")
@@ -225,13 +223,13 @@ def test_starvation_is_blamed_on_the_process_with_open_calls(kind: str, culprit:
         (ServiceFact("retrieval", "away", "status 424"), "its dependency does not answer"),
     ],
 )
-def test_starvation_is_blamed_on_a_service_that_does_not_work(service: ServiceFact, word: str) -> None:
+def test_starvation_is_blamed_on_a_service_that_does_not_work(service, word):
     calls = [OpenCall("search", 7, 20.0, 60.0)]
     found = diagnosed(DRIVER, phase="rollout", services=[service], workers=[worker(7, *calls)])
     check(found, "rollout starvation", "retrieval", word)
 
 
-def test_failed_calls_are_summed_over_the_workers() -> None:
+def test_failed_calls_are_summed_over_the_workers():
     workers = [Worker(pid, "w", {}, {"search": 2.0}, (), 1.0, None) for pid in (5, 6)]
     diagnosis = diagnosed(DRIVER, phase="rollout", workers=workers)
     assert "4 search calls have failed" in diagnosis.evidence
@@ -246,14 +244,12 @@ def test_failed_calls_are_summed_over_the_workers() -> None:
         (50.0, 60.0, "rollout starvation"),
     ],
 )
-def test_a_tool_call_without_a_working_deadline_is_named(
-    age_s: float, limit_s: float | None, pattern: str
-) -> None:
+def test_a_tool_call_without_a_working_deadline_is_named(age_s, limit_s, pattern):
     calls = [worker(7, OpenCall("search", 7, age_s, limit_s))]
     check(diagnosed(DRIVER, phase="rollout", workers=calls), pattern, "retrieval")
 
 
-def test_a_worker_with_a_blocked_event_loop_is_named_with_the_blocking_line() -> None:
+def test_a_worker_with_a_blocked_event_loop_is_named_with_the_blocking_line():
     blocked = stack(7, "ray::AgentLoopWorker.run", "tokenize (agent.py:40)", "turn (agent.py:60)", *LOOP)
     found = diagnosed(DRIVER, blocked, phase="rollout", workers=[worker(7, loop_silent_s=69)])
     check(found, "event loop blocked", "rollout worker (pid 7)", "tokenize (agent.py:40)")
@@ -272,12 +268,12 @@ def test_a_worker_with_a_blocked_event_loop_is_named_with_the_blocking_line() ->
         (("socket.recv (socket.py:1)", "fetch (tool.py:3)", *LOOP), "fetch (tool.py:3)"),
     ],
 )
-def test_the_blocker_of_a_loop_is_the_callers_own_line(frames: tuple[str, ...], blocker: str | None) -> None:
+def test_the_blocker_of_a_loop_is_the_callers_own_line(frames, blocker):
     found = loop_blocker(thread(*frames))
     assert (found and str(found)) == blocker
 
 
-def test_a_service_with_a_blocked_loop_is_named_although_it_writes_no_progress() -> None:
+def test_a_service_with_a_blocked_loop_is_named_although_it_writes_no_progress():
     blocked = stack(9, "drzero: solver", "rebuild (x.py:4)", *LOOP, component="solver")
     found = diagnosed(blocked, services=[ServiceFact("solver", "hung", "no answer", 18)])
     check(found, "event loop blocked", "solver (pid 9)")
@@ -292,7 +288,7 @@ def held(*names: str) -> Snapshot:
     return Snapshot(time=80, points=points, waiting=Waiting("buffer", 3, 8, 80))
 
 
-def test_a_silent_phase_and_a_still_flow_get_the_same_diagnosis() -> None:
+def test_a_silent_phase_and_a_still_flow_get_the_same_diagnosis():
     calls = [OpenCall("search", 7, 50.0, 60.0), OpenCall("rollout", 7, 90.0)]
     by_phase = diagnosed(DRIVER, phase="rollout", workers=[worker(7, *calls)])
     starved = Stall("starved", "search", "", 62, 60)
@@ -302,12 +298,12 @@ def test_a_silent_phase_and_a_still_flow_get_the_same_diagnosis() -> None:
     assert "of the samples it waits for, 3 of 8 are there after 80 s" in by_flow.evidence
 
 
-def test_without_any_rollout_under_way_the_workers_are_at_fault() -> None:
+def test_without_any_rollout_under_way_the_workers_are_at_fault():
     assert diagnosed(DRIVER, phase="rollout").culprit == "rollout workers"
     assert diagnosed(phase="rollout", flow=held("prompts")).culprit == "rollout workers"
 
 
-def test_a_buffer_that_the_trainer_does_not_empty_is_the_trainers_fault() -> None:
+def test_a_buffer_that_the_trainer_does_not_empty_is_the_trainers_fault():
     buffer = FlowPoint(depth=16, out=9, still_s=70, role="queue")
     busy = stack(1, "ray::TaskRunnerV1.run", "crunch (update.py:4)", "fit (trainer.py:9)")
     found = diagnosed(busy, phase="update", flow=Snapshot(time=80, points={"buffer": buffer}))
@@ -319,7 +315,7 @@ def test_a_buffer_that_the_trainer_does_not_empty_is_the_trainers_fault() -> Non
     [("update", None), ("rollout", Waiting("buffer", 3, 8, 10))],
     ids=["busy", "waiting for samples"],
 )
-def test_a_trainer_that_stops_counting_is_named(phase: str, waiting: Waiting | None) -> None:
+def test_a_trainer_that_stops_counting_is_named(phase, waiting):
     silent = Stall("no counts", "trainer", "the trainer's process has written no counts for 70 s", 70, 60)
     found = diagnosed(phase=phase, flow=Snapshot(time=80, silent_s=70, waiting=waiting), stall=silent)
     check(found, "counts stopped", "trainer")
@@ -331,13 +327,13 @@ def test_a_trainer_that_stops_counting_is_named(phase: str, waiting: Waiting | N
 @pytest.mark.parametrize(
     "facts", [{}, {"flow": held("rollout"), "stall": Stall("starved", "x", "", 9, 8)}], ids=["phase", "flow"]
 )
-def test_a_stopped_process_goes_before_the_starvation_it_causes(facts: dict[str, Any]) -> None:
+def test_a_stopped_process_goes_before_the_starvation_it_causes(facts):
     stopped = stack(7, "ray::AgentLoopWorker.run", "select (selectors.py:468)", state="T")
     found = diagnosed(DRIVER, stopped, phase="rollout", **facts)
     check(found, "stopped process", "rollout worker", "kill -CONT 7")
 
 
-def test_a_data_loader_is_named_with_the_data_sets_line() -> None:
+def test_a_data_loader_is_named_with_the_data_sets_line():
     loading = stack(
         1,
         "ray::TaskRunnerV1.run",
@@ -350,7 +346,7 @@ def test_a_data_loader_is_named_with_the_data_sets_line() -> None:
     assert diagnosis.pattern == "data loader stuck" and "read_row (rows.py:12)" in diagnosis.sentence
 
 
-def test_a_driver_that_waits_to_end_is_a_clean_up_deadlock() -> None:
+def test_a_driver_that_waits_to_end_is_a_clean_up_deadlock():
     writer = thread("Condition.wait (threading.py:327)", "write (metrics.py:5)", name="metrics-writer")
     ending = stack(
         1, "ray::TaskRunnerV1.run", "Thread.join (threading.py:1119)", "close (t.py:2)", more=[writer]
@@ -387,45 +383,35 @@ GARBAGE = {
         ({"errors": GARBAGE}, "retrieval answers garbage", "retrieval"),
     ],
 )
-def test_known_causes_go_first(facts: dict[str, Any], pattern: str, culprit: str) -> None:
+def test_known_causes_go_first(facts, pattern, culprit):
     check(diagnosed(*([] if "phase" not in facts else [DRIVER]), **facts), pattern, culprit)
 
 
 @pytest.mark.parametrize(
     ("facts", "culprit", "said"),
     [
-        (
-            {"errors": RAY_KILLED},
-            "this machine's memory",
-            ["close other", "chrome 9.0 GiB", "killed due"],
-        ),
+        ({"errors": RAY_KILLED}, "this machine's memory", ["close other", "chrome 9.0 GiB", "killed due"]),
         ({"killed": KILLED}, "this machine's memory", ["the machine is out of memory", "chrome", KILLED]),
         ({"errors": CRASHED}, "rollout worker (pid 7)", ["worker died"]),
-        (
-            {"errors": GPU_FULL},
-            "rollout worker (pid 7)",
-            ["GPU"],
-        ),
+        ({"errors": GPU_FULL}, "rollout worker (pid 7)", ["GPU"]),
         ({"errors": NO_SPACE}, "rollout worker (pid 7)", ["disk full", "make room"]),
         ({}, "rollout worker (pid 7)", ["read trainer.log"]),
     ],
     ids=["Ray's kill", "the kernel's", "a crash", "GPU", "disk", "unknown"],
 )
-def test_a_worker_that_ended_is_named_with_the_reason(
-    facts: dict[str, Any], culprit: str, said: list[str]
-) -> None:
+def test_a_worker_that_ended_is_named_with_the_reason(facts, culprit, said):
     who = "rollout worker (pid 7)"
     gone = Stall("gone", who, f"{who} ended, and nothing replaces it", 20, 15)
     found = diagnosed(DRIVER, phase="rollout", stall=gone, others="other programs: chrome 9.0 GiB", **facts)
     check(found, GONE, culprit, "rollout worker (pid 7) ended", *said)
 
 
-def test_groups_that_score_alike_are_no_starvation() -> None:
+def test_groups_that_score_alike_are_no_starvation():
     alike = Stall("alike", "buffer", "0 of 8 are there after 99 s, and 80 scored alike", 99, 0)
     check(diagnosed(DRIVER, phase="rollout", stall=alike), ALIKE, "the tasks or the model", "80 scored alike")
 
 
-def test_a_dead_service_is_named_with_its_first_error() -> None:
+def test_a_dead_service_is_named_with_its_first_error():
     found = diagnosed(
         DRIVER, phase="rollout", services=[ServiceFact("solver", "dead")], errors={"solver": "ValueError: x"}
     )
@@ -433,7 +419,7 @@ def test_a_dead_service_is_named_with_its_first_error() -> None:
     assert found.evidence == ("first error: ValueError: x",)
 
 
-def test_without_a_known_pattern_the_odd_process_is_the_suspect() -> None:
+def test_without_a_known_pattern_the_odd_process_is_the_suspect():
     same = ("wait (a.py:1)", "main (a.py:2)")
     odd = stack(3, "c", "crunch (b.py:9)", "main (a.py:2)")
     diagnosis = diagnosed(stack(1, "a", *same), stack(2, "b", *same), odd, phase="update")
@@ -441,7 +427,7 @@ def test_without_a_known_pattern_the_odd_process_is_the_suspect() -> None:
     assert diagnosed().pattern == "unknown"  # without any stack
 
 
-def test_processes_at_the_same_place_are_one_group_whatever_their_line() -> None:
+def test_processes_at_the_same_place_are_one_group_whatever_their_line():
     one, two, three = rank(0, "f (a.py:1)"), rank(1, "f (a.py:2)"), rank(2, "g (a.py:1)")
     assert group_stacks([three, one, two]) == [[one, two], [three]]
     assert minorities([one, two, three]) == [three]

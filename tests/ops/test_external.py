@@ -63,7 +63,7 @@ def kinds(logs: Path) -> list[str]:
     return [event["kind"] for event in read_json_lines(logs / EVENTS_FILE)]
 
 
-def test_one_that_stops_answering_is_named_and_the_run_goes_on_until_it_answers_again(tmp_path: Path) -> None:
+def test_one_that_stops_answering_is_named_and_the_run_goes_on_until_it_answers_again(tmp_path):
     port = unused_port()
     with ServiceGroup([outside(port, tmp_path)]) as group:
         checked_until(group, lambda: "silent" in kinds(tmp_path))
@@ -75,7 +75,7 @@ def test_one_that_stops_answering_is_named_and_the_run_goes_on_until_it_answers_
     assert f"http://127.0.0.1:{port} has not answered for" in events[1]["text"]
 
 
-def test_it_answers_others_after_a_run_has_ended(tmp_path: Path) -> None:
+def test_it_answers_others_after_a_run_has_ended(tmp_path):
     port = unused_port()
     with healthy_at(port):
         with ServiceGroup([outside(port, tmp_path)]) as first:
@@ -85,7 +85,7 @@ def test_it_answers_others_after_a_run_has_ended(tmp_path: Path) -> None:
     assert kinds(tmp_path) == ["start", "ready", "stopped"] * 2
 
 
-def test_a_stall_is_blamed_on_the_one_that_is_silent(tmp_path: Path) -> None:
+def test_a_stall_is_blamed_on_the_one_that_is_silent(tmp_path):
     with ServiceGroup([outside(unused_port(), tmp_path)]) as group:
         checked_until(group, lambda: group.external[0].state == "silent")
         facts = service_facts(group.external)
@@ -96,9 +96,7 @@ def test_a_stall_is_blamed_on_the_one_that_is_silent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("code", "state"), [(1, "failed"), (0, "finished")])
-def test_a_run_that_fails_without_it_has_failed_for_it_and_one_that_finishes_has_not(
-    tmp_path: Path, code: int, state: str
-) -> None:
+def test_a_run_that_fails_without_it_has_failed_for_it_and_one_that_finishes_has_not(tmp_path, code, state):
     logs = tmp_path / "logs"
     with ServiceGroup([outside(unused_port(), logs)]) as group:
         checked_until(group, lambda: "silent" in kinds(logs))

@@ -2,14 +2,13 @@
 
 import os
 import stat
-from pathlib import Path
 
 import pytest
 
 from drzero.ops.files import atomic_write
 
 
-def test_text_and_bytes_are_written_and_replace_what_was_there(tmp_path: Path) -> None:
+def test_text_and_bytes_are_written_and_replace_what_was_there(tmp_path):
     path = tmp_path / "manifest.json"
     atomic_write(path, "né")
     assert path.read_bytes() == "né".encode()
@@ -18,9 +17,7 @@ def test_text_and_bytes_are_written_and_replace_what_was_there(tmp_path: Path) -
     assert [each.name for each in tmp_path.iterdir()] == ["manifest.json"]
 
 
-def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_other(tmp_path, monkeypatch):
     path = tmp_path / "a"
     atomic_write(path, "old")
 
@@ -33,7 +30,7 @@ def test_a_write_that_fails_keeps_the_old_file_and_leaves_no_other(
     assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a": "old"}
 
 
-def test_the_file_has_the_permissions_of_an_ordinary_one(tmp_path: Path) -> None:
+def test_the_file_has_the_permissions_of_an_ordinary_one(tmp_path):
     (tmp_path / "ordinary").touch()
     atomic_write(tmp_path / "a", "x")
     modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import StartPeer
 
 from drzero.ops.flow.monitor import FlowMonitor, FlowTimes, line
 from drzero.ops.flow.snapshot import FlowPoint, Snapshot
@@ -28,12 +27,12 @@ def write_counters(path: Path, at: float, **changes: Any) -> None:
 
 
 @pytest.fixture
-def logged() -> list[str]:
+def logged():
     return []
 
 
 @pytest.fixture
-def monitor(tmp_path: Path, logged: list[str]) -> FlowMonitor:
+def monitor(tmp_path, logged):
     """A monitor of one counters file, which logs into `logged`."""
     return FlowMonitor(
         tmp_path / "flow.jsonl",
@@ -48,7 +47,7 @@ def records(tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (tmp_path / "flow.jsonl").read_text().splitlines()]
 
 
-def test_every_poll_is_one_line_of_the_stream(tmp_path: Path, monitor: FlowMonitor) -> None:
+def test_every_poll_is_one_line_of_the_stream(tmp_path, monitor):
     write_counters(tmp_path / "counters.json", 1005.0)
     monitor.poll(1006.0)
     write_counters(
@@ -68,9 +67,7 @@ def test_every_poll_is_one_line_of_the_stream(tmp_path: Path, monitor: FlowMonit
 @pytest.mark.parametrize(
     "content", [None, "", "{", '{"time": 2000}', '{"time": 2000, "points": 5}', json.dumps({"time": 999.0})]
 )
-def test_without_counts_of_this_start_nothing_is_written(
-    tmp_path: Path, monitor: FlowMonitor, content: str | None
-) -> None:
+def test_without_counts_of_this_start_nothing_is_written(tmp_path, monitor, content):
     if content is not None:
         (tmp_path / "counters.json").write_text(content)
     assert monitor.poll(2001.0) is None and not (tmp_path / "flow.jsonl").exists()
@@ -78,9 +75,7 @@ def test_without_counts_of_this_start_nothing_is_written(
     assert monitor.poll(2002.0) is None
 
 
-def test_a_line_is_logged_periodically_and_a_symptom_at_once_and_once(
-    tmp_path: Path, monitor: FlowMonitor, logged: list[str]
-) -> None:
+def test_a_line_is_logged_periodically_and_a_symptom_at_once_and_once(tmp_path, monitor, logged):
     monitor._logged_at = 1000.0
     for number in range(1, 13):
         at = 1000.0 + 5 * number
@@ -99,22 +94,20 @@ def test_a_line_is_logged_periodically_and_a_symptom_at_once_and_once(
     assert [symptom.check for symptom in monitor.symptoms] == ["errors"]
 
 
-def test_a_stream_that_cannot_be_written_does_not_stop_the_monitor(
-    tmp_path: Path, monitor: FlowMonitor
-) -> None:
+def test_a_stream_that_cannot_be_written_does_not_stop_the_monitor(tmp_path, monitor):
     (tmp_path / "flow.jsonl").mkdir()
     write_counters(tmp_path / "counters.json", 1005.0)
     assert monitor.poll(1006.0) is not None
 
 
-def test_the_teardown_after_the_end_is_not_written(tmp_path: Path, monitor: FlowMonitor) -> None:
+def test_the_teardown_after_the_end_is_not_written(tmp_path, monitor):
     write_counters(tmp_path / "counters.json", 1005.0, ended=True)
     monitor.poll(1006.0)
     monitor.poll(1011.0)
     assert [record["ended"] for record in records(tmp_path)] == [True]
 
 
-def test_the_thread_polls_until_the_end(tmp_path: Path) -> None:
+def test_the_thread_polls_until_the_end(tmp_path):
     now = time.time()
     write_counters(tmp_path / "counters.json", now)
     sources = [counters_source(tmp_path / "counters.json", now)]
@@ -135,7 +128,7 @@ def worker_file(folder: Path, pid: int, at: float, **fields: Any) -> None:
     (folder / f"{pid}.json").write_text(json.dumps(record | fields))
 
 
-def test_a_poll_that_fails_is_logged_once_and_polling_continues(tmp_path: Path) -> None:
+def test_a_poll_that_fails_is_logged_once_and_polling_continues(tmp_path):
     polls, logged = [], []
 
     def source(now: float) -> Snapshot:
@@ -154,7 +147,7 @@ def test_a_poll_that_fails_is_logged_once_and_polling_continues(tmp_path: Path) 
     ]
 
 
-def test_calls_in_flight_are_summed_over_the_workers_with_the_age_of_the_oldest(tmp_path: Path) -> None:
+def test_calls_in_flight_are_summed_over_the_workers_with_the_age_of_the_oldest(tmp_path):
     alive, gone = os.getpid(), 2**22 + 1
     calls = [["search", 990.0, 60], ["rollout", 980.0, None], ["search", 999.0, 60]]
     worker_file(tmp_path, alive, 1000.0, done={"search": 7, "token": 500}, failed={"search": 1}, open=calls)
@@ -169,12 +162,12 @@ def test_calls_in_flight_are_summed_over_the_workers_with_the_age_of_the_oldest(
     assert "reward" not in taken.points  # never called: this run has none
 
 
-def test_workers_of_an_earlier_start_are_left_out(tmp_path: Path) -> None:
+def test_workers_of_an_earlier_start_are_left_out(tmp_path):
     worker_file(tmp_path, os.getpid(), 1000.0, done={"search": 7})
     assert workers_source(tmp_path, ("search",), 1500.0, {})(1600.0) is None
 
 
-def test_a_services_queue_is_read_from_its_metrics(start_server: Callable[[str], str]) -> None:
+def test_a_services_queue_is_read_from_its_metrics(start_server):
     url = start_server(
         '# HELP q x\nq_depth 4\nq_done_total{a="1"} 10\nq_done_total{a="2"} 5\nq_refused_total 2\n'
     )
@@ -185,7 +178,7 @@ def test_a_services_queue_is_read_from_its_metrics(start_server: Callable[[str],
 
 
 @pytest.fixture
-def start_server(start_peer: StartPeer) -> Callable[[str], str]:
+def start_server(start_peer):
     from fastapi.responses import PlainTextResponse
 
     def start(text: str) -> str:
@@ -195,14 +188,14 @@ def start_server(start_peer: StartPeer) -> Callable[[str], str]:
     return start
 
 
-def test_a_service_that_does_not_answer_is_ignored() -> None:
+def test_a_service_that_does_not_answer_is_ignored():
     assert service_source("queue", "http://127.0.0.1:9/metrics", QueueMetrics(depth="q"))(50.0) is None
 
 
 # The line ---------------------------------------------------------------------------------------------
 
 
-def test_the_line_has_rates_depths_ages_waits_and_staleness(tmp_path: Path) -> None:
+def test_the_line_has_rates_depths_ages_waits_and_staleness(tmp_path):
     read = counters_source(tmp_path / "counters.json", 0.0)
     write_counters(tmp_path / "counters.json", 1000.0)
     before = read(1000.0)
@@ -227,13 +220,11 @@ def test_the_line_has_rates_depths_ages_waits_and_staleness(tmp_path: Path) -> N
     )
 
 
-def test_a_run_of_which_nothing_is_known_has_a_line_too() -> None:
+def test_a_run_of_which_nothing_is_known_has_a_line_too():
     assert line(None, Snapshot(time=1.0)) == "no point is known yet"
 
 
-def test_the_end_of_the_warm_up_is_a_line_with_its_time_and_once(
-    tmp_path: Path, monitor: FlowMonitor, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_end_of_the_warm_up_is_a_line_with_its_time_and_once(tmp_path, monitor, capsys):
     write_counters(tmp_path / "counters.json", 1005.0, warmup=True)
     monitor.poll(1006.0)
     assert "warm-up" not in capsys.readouterr().out
@@ -243,7 +234,7 @@ def test_the_end_of_the_warm_up_is_a_line_with_its_time_and_once(
     assert capsys.readouterr().out == "[flow] warm-up is complete after 4.1 s: the first batch is taken\n"
 
 
-def test_each_worker_has_a_line_of_what_it_has_done_failed_and_waits_for() -> None:
+def test_each_worker_has_a_line_of_what_it_has_done_failed_and_waits_for():
     was = Worker(7, "ray::LoadWorker(x)", {"put": 20.0}, {}, (), 0.0, None)
     calls = (OpenCall("rollout", 7, 3.0), OpenCall("rollout", 7, 1.0))
     now = Worker(7, "ray::LoadWorker(x)", {"put": 40.0}, {"put": 2.0}, calls, 9.0, None)

@@ -3,7 +3,6 @@
 import json
 import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,7 +74,7 @@ def still(seconds: float, **fields: Any) -> list[Snapshot]:
 # A stopped producer --------------------------------------------------------------------------------------
 
 
-def test_a_search_that_holds_everything_up_is_named_and_not_the_rollout_that_waits_for_it() -> None:
+def test_a_search_that_holds_everything_up_is_named_and_not_the_rollout_that_waits_for_it():
     held = {"prompts": point(5), "rollout": point(4), "search": point(4, oldest_age_s=80.0)}
     found = found_in(*still(80, wanted=waits(), **held))
     assert named(found) == [("starved", "search")]
@@ -109,13 +108,11 @@ OLDER = {"search": point(1, oldest_age_s=5.0), "generation": point(3, oldest_age
         "after the end of the run",
     ],
 )
-def test_what_stands_still_is_a_stall_if_somebody_waits_too_long(
-    series: list[Snapshot], expected: tuple[str, str] | None
-) -> None:
+def test_what_stands_still_is_a_stall_if_somebody_waits_too_long(series, expected):
     assert named(found_in(*series)) == ([expected] if expected else [])
 
 
-def test_a_slow_rollout_whose_tokens_still_come_is_no_stall() -> None:
+def test_a_slow_rollout_whose_tokens_still_come_is_no_stall():
     series = [
         snapshot(
             20.0 * number, waits(20.0 * number), rollout=point(4), generation=point(4, work=100 + number)
@@ -125,7 +122,7 @@ def test_a_slow_rollout_whose_tokens_still_come_is_no_stall() -> None:
     assert found_in(*series) == []
 
 
-def test_a_point_that_is_usually_slow_gets_twice_what_is_usual() -> None:
+def test_a_point_that_is_usually_slow_gets_twice_what_is_usual():
     moves = [snapshot(20.0 * n, waits(20.0 * n), search=point(4)) for n in range(7)]
     moves.append(snapshot(140, waits(140), search=point(4, out=11)))
     later = [snapshot(140 + 20.0 * n, waits(300), search=point(4, out=11)) for n in range(1, 12)]
@@ -135,7 +132,7 @@ def test_a_point_that_is_usually_slow_gets_twice_what_is_usual() -> None:
     ]
 
 
-def test_counts_that_are_not_rewritten_are_a_fault_of_the_trainer_and_no_stillness() -> None:
+def test_counts_that_are_not_rewritten_are_a_fault_of_the_trainer_and_no_stillness():
     series = still(100, wanted=waits(), search=point(4))
     frozen = [replace(taken, points=series[0].points, silent_s=taken.time) for taken in series]
     assert named(found_in(*frozen)) == [("no counts", "trainer")]
@@ -144,7 +141,7 @@ def test_counts_that_are_not_rewritten_are_a_fault_of_the_trainer_and_no_stillne
 # Warm-up ---------------------------------------------------------------------------------------------
 
 
-def test_a_warm_up_that_loses_what_it_gets_names_the_point_that_drops() -> None:
+def test_a_warm_up_that_loses_what_it_gets_names_the_point_that_drops():
     before = snapshot(80, waits(80), warmup=True, buffer=point(3, role="queue"))
     now = snapshot(100, waits(100), warmup=True, buffer=point(3, dropped=5, role="queue"))
     assert ("warm-up stalled", "buffer") in named(found_in(before, now))
@@ -155,7 +152,7 @@ def test_a_warm_up_that_loses_what_it_gets_names_the_point_that_drops() -> None:
 # One set of limits for phases and queues ---------------------------------------------------------------
 
 
-def test_a_limit_set_for_the_phase_holds_for_what_the_trainer_waits_for() -> None:
+def test_a_limit_set_for_the_phase_holds_for_what_the_trainer_waits_for():
     slow = replace(PATIENCE, fixed={"rollout": 100.0})
     series = still(120, wanted=waits(), prompts=point(4), search=point(4))
     now = series[0]
@@ -166,7 +163,7 @@ def test_a_limit_set_for_the_phase_holds_for_what_the_trainer_waits_for() -> Non
     assert [stall is not None for stall in stalls] == [False, False, False, False, True, True]
 
 
-def test_a_trainer_that_is_busy_in_a_phase_has_the_limit_of_that_phase() -> None:
+def test_a_trainer_that_is_busy_in_a_phase_has_the_limit_of_that_phase():
     """The first update may compile for minutes while an asynchronous buffer waits."""
     series = still(280, buffer=point(20, role="queue"))
     assert found_in(*series, phase="update", phase_limit_s=300) == []
@@ -175,7 +172,7 @@ def test_a_trainer_that_is_busy_in_a_phase_has_the_limit_of_that_phase() -> None
     ) == [("not drained", "buffer")]
 
 
-def test_the_far_end_is_behind_every_point_that_waits_on_it() -> None:
+def test_the_far_end_is_behind_every_point_that_waits_on_it():
     """Two ways lead to the search: neither of the points before it is the end."""
     waits_on = {"prompts": ("rollout", "reward"), "rollout": ("search",), "reward": ("search",)}
     points = {"rollout": point(1, oldest_age_s=5), "reward": point(1, oldest_age_s=90), "search": point(1)}
@@ -186,13 +183,13 @@ def test_the_far_end_is_behind_every_point_that_waits_on_it() -> None:
 # Queues ---------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_nobody_takes_from_is_named() -> None:
+def test_a_queue_that_nobody_takes_from_is_named():
     found = found_in(*still(80, buffer=point(20, role="queue")))
     assert named(found) == [("not drained", "buffer")]
     assert "holds 20 and nothing has left it for 80 s" in found[0].text
 
 
-def test_time_in_which_the_machine_was_suspended_is_not_stillness() -> None:
+def test_time_in_which_the_machine_was_suspended_is_not_stillness():
     before, after = (
         snapshot(0, buffer=point(20, role="queue")),
         snapshot(3600, buffer=point(20, role="queue")),
@@ -202,7 +199,7 @@ def test_time_in_which_the_machine_was_suspended_is_not_stillness() -> None:
 
 
 @pytest.mark.parametrize(("phase", "stalls"), [("checkpoint", False), ("update", True)])
-def test_a_buffer_may_wait_while_a_checkpoint_is_written(phase: str, stalls: bool, tmp_path: Path) -> None:
+def test_a_buffer_may_wait_while_a_checkpoint_is_written(phase, stalls, tmp_path):
     beats = tmp_path / "heartbeats.jsonl"
     last = snapshot(80, buffer=replace(point(20, role="queue"), still_s=10_000.0))
     signs = Signs(
@@ -222,12 +219,12 @@ def test_a_buffer_may_wait_while_a_checkpoint_is_written(phase: str, stalls: boo
     assert (found is not None and found.kind == "not drained") == stalls
 
 
-def test_a_buffer_that_waits_for_more_is_no_undrained_queue() -> None:
+def test_a_buffer_that_waits_for_more_is_no_undrained_queue():
     series = still(80, wanted=waits(), buffer=point(3, role="queue"), rollout=point(2, work=1))
     assert "not drained" not in {check for check, _ in named(found_in(*series))}
 
 
-def test_a_long_update_between_two_batches_is_usual_after_the_first() -> None:
+def test_a_long_update_between_two_batches_is_usual_after_the_first():
     """An asynchronous buffer fills while the trainer works, for as long as a step takes."""
     first = [snapshot(20.0 * n, buffer=point(20, role="queue")) for n in range(3)]
     second = [snapshot(60 + 20.0 * n, buffer=point(20, out=18, role="queue")) for n in range(4)]
@@ -237,9 +234,7 @@ def test_a_long_update_between_two_batches_is_usual_after_the_first() -> None:
 @pytest.mark.parametrize(
     ("before", "now", "reported"), [(7, 8, True), (8, 8, True), (9, 8, False), (6, 7, False)]
 )
-def test_a_bounded_queue_is_reported_from_four_fifths_on_unless_it_empties(
-    before: float, now: float, reported: bool
-) -> None:
+def test_a_bounded_queue_is_reported_from_four_fifths_on_unless_it_empties(before, now, reported):
     def at(time: float, depth: float) -> Snapshot:
         return snapshot(time, TransferQueue=point(depth, capacity=10, role="store"))
 
@@ -247,14 +242,14 @@ def test_a_bounded_queue_is_reported_from_four_fifths_on_unless_it_empties(
     assert named(found) == ([("queue near capacity", "TransferQueue")] if reported else [])
 
 
-def test_errors_are_reported_when_they_grow_and_only_then() -> None:
+def test_errors_are_reported_when_they_grow_and_only_then():
     series = [snapshot(5.0 * n, prompts=point(errors=errors)) for n, errors in enumerate([0, 2, 2])]
     assert named(found_in(*series[:2])) == [("errors", "prompts")]
     assert found_in(*series) == []
 
 
 @pytest.mark.parametrize(("dropped", "reported"), [(1, False), (2, False), (3, True)])
-def test_drops_are_reported_above_a_fifth_of_what_left(dropped: float, reported: bool) -> None:
+def test_drops_are_reported_above_a_fifth_of_what_left(dropped, reported):
     before = snapshot(0, buffer=point(0, out=10, role="queue"))
     now = snapshot(5, buffer=point(0, out=18, dropped=dropped, role="queue"))
     assert named(found_in(before, now)) == ([("samples dropped", "buffer")] if reported else [])
@@ -279,7 +274,7 @@ SHORT = replace(WHOLE, in_flight=7.0)
     ],
     ids=["all there", "missing twice", "missing now", "missing before", "partly known"],
 )
-def test_samples_are_lost_if_two_snapshots_miss_them(before: Samples, now: Samples, lost: bool) -> None:
+def test_samples_are_lost_if_two_snapshots_miss_them(before, now, lost):
     assert WHOLE.lost == 0
     found = found_in(snapshot(0, samples=before), snapshot(5, samples=now))
     assert named(found) == ([("samples lost", "between prompts and buffer")] if lost else [])
@@ -298,16 +293,14 @@ def test_samples_are_lost_if_two_snapshots_miss_them(before: Samples, now: Sampl
         (80, 8, []),
     ],
 )
-def test_groups_that_score_alike_are_an_alarm_from_one_batch_on_and_a_stall_from_ten(
-    filtered: float, have: float, found: list[str]
-) -> None:
+def test_groups_that_score_alike_are_an_alarm_from_one_batch_on_and_a_stall_from_ten(filtered, have, found):
     waiting = replace(waits(30.0, have=have), filtered=filtered)
     series = [snapshot(5.0 * n, waiting, rollout=point(4, out=10 + n)) for n in range(3)]
     assert {name for name, _ in named(found_in(*series))} == set(found)
     assert flow_stall(series[-1], WAITS_ON, PATIENCE) is None or "alike" in found
 
 
-def test_a_healthy_run_has_neither_stall_nor_symptom() -> None:
+def test_a_healthy_run_has_neither_stall_nor_symptom():
     series = [
         snapshot(
             5.0 * n,

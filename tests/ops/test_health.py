@@ -3,18 +3,15 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from conftest import StartPeer, unused_port
+from conftest import unused_port
 
 from drzero.ops.services import health
 from drzero.ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask, read_counters
-
-StartPage = Callable[[int, bytes], str]
 
 
 class Service:
@@ -29,7 +26,7 @@ class Service:
 
 
 @pytest.fixture
-def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+def service(monkeypatch):
     made = Service()
 
     def asked(check: HealthCheck) -> str | None:
@@ -43,7 +40,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
 
 
 @pytest.fixture
-def start_page() -> Iterator[StartPage]:
+def start_page():
     """Serve one page, with a status."""
     servers = []
 
@@ -77,7 +74,7 @@ def looked(monitor: HealthMonitor, service: Service, seconds: float) -> str:
     return monitor.health.state
 
 
-def test_finished_work_is_proof_enough_but_our_own_probes_are_no_work(service: Service) -> None:
+def test_finished_work_is_proof_enough_but_our_own_probes_are_no_work(service):
     watched = monitor(service)
     looked(watched, service, 5)
     before = service.probes
@@ -101,7 +98,7 @@ NO_ANSWER, AWAY = "no answer within 4 s", health.Away("status 424")
     ],
     ids=["two failed probes", "its dependency is away", "one slow probe"],
 )
-def test_failed_probes_lead_to_a_state(service: Service, looks: list[tuple[str | None, float, str]]) -> None:
+def test_failed_probes_lead_to_a_state(service, looks):
     watched = monitor(service, away=424)
     looked(watched, service, 5)
     for problem, seconds, state in looks:
@@ -114,9 +111,7 @@ def test_failed_probes_lead_to_a_state(service: Service, looks: list[tuple[str |
     [({"work": 1.0}, "cpu_s", 5.0), ({}, "waited_s", 4.0)],
     ids=["answers its counters and burns CPU", "answers nothing and gets no CPU among others"],
 )
-def test_a_service_is_busy_for_a_while_if_it(
-    service: Service, counters: dict[str, float], time: str, seconds: float
-) -> None:
+def test_a_service_is_busy_for_a_while_if_it(service, counters, time, seconds):
     watched = monitor(service, busy_s=100.0)
     looked(watched, service, 5)
     service.problem, service.counters = "no answer within 4 s", counters
@@ -132,9 +127,7 @@ def test_a_service_is_busy_for_a_while_if_it(
     [({"work": 1.0}, "waited_s", 0.6), ({}, "cpu_s", 6.0)],
     ids=["short waits for a CPU", "burns CPU and answers nothing"],
 )
-def test_a_service_is_hung_in_spite_of(
-    service: Service, counters: dict[str, float], time: str, seconds: float
-) -> None:
+def test_a_service_is_hung_in_spite_of(service, counters, time, seconds):
     watched = monitor(service)
     looked(watched, service, 5)
     service.problem, service.counters = NO_ANSWER, counters
@@ -144,20 +137,20 @@ def test_a_service_is_hung_in_spite_of(
     assert state == "hung"
 
 
-def test_a_hang_is_known_within_20_seconds_of_its_beginning() -> None:
+def test_a_hang_is_known_within_20_seconds_of_its_beginning():
     check = HealthCheck(url="x")
     # At worst it begins right after a poll: the wait, two polls (counters, probe), the pause between them.
     assert check.every_s + 2 * (check.timeout_s + 1.0) + health._AGAIN_S <= 20
     assert check.every_s + check.timeout_s + 1.0 + health._AGAIN_S > check.silent_s
 
 
-def test_the_status_for_away_is_distinguished(start_peer: StartPeer) -> None:
+def test_the_status_for_away_is_distinguished(start_peer):
     url = f"{start_peer('/health', lambda _: 424).url}/health"
     assert isinstance(ask(HealthCheck(url=url, body={}, away=424)), health.Away)
     assert not isinstance(ask(HealthCheck(url=url, body={})), health.Away)
 
 
-def test_a_probe_says_what_was_wrong(start_peer: StartPeer) -> None:
+def test_a_probe_says_what_was_wrong(start_peer):
     peer = start_peer("/retrieve", lambda body: {"result": body["queries"]}, {"/health": {"status": "ok"}})
     assert ask(HealthCheck(url=f"{peer.url}/health")) is None
     assert ask(HealthCheck(url=f"{peer.url}/nowhere")) == "status 404"
@@ -174,7 +167,7 @@ def test_a_probe_says_what_was_wrong(start_peer: StartPeer) -> None:
 @pytest.mark.parametrize(
     "said", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"], ids=["nothing", "head", "body"]
 )
-def test_a_server_that_sends_nothing_or_a_byte_now_and_then_is_not_waited_for(said: bytes) -> None:
+def test_a_server_that_sends_nothing_or_a_byte_now_and_then_is_not_waited_for(said):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def drip() -> None:
@@ -189,7 +182,7 @@ def test_a_server_that_sends_nothing_or_a_byte_now_and_then_is_not_waited_for(sa
         assert ask(HealthCheck(url=url, timeout_s=0.5)) == "no answer within 0.5 s"
 
 
-def test_counters_are_summed_over_their_labels_and_a_missing_page_has_none(start_page: StartPage) -> None:
+def test_counters_are_summed_over_their_labels_and_a_missing_page_has_none(start_page):
     page = b'# HELP a\na{b="1"} 2.0\na{b="2"} 3\nc 1e3\nnonsense\n'
     assert read_counters(start_page(200, page)) == {"a": 5.0, "c": 1000.0}
     assert read_counters(start_page(404, b"a 1\n")) == {}

@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import psutil
-import pytest
 
 from drzero.ops.process import child
 
@@ -17,20 +16,20 @@ def started(value: str, seconds: float) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", script], env={**os.environ, MARK: value})
 
 
-def test_a_leftover_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_leftover_that_does_not_end_is_killed(monkeypatch):
     monkeypatch.setattr(child, "_LEFTOVERS_END_S", 0.5)
     process = started("mine", 600)
     child.end_leftovers("test", MARK, "mine")
     assert not psutil.pid_exists(process.pid)
 
 
-def test_a_leftover_that_ends_by_itself_is_given_the_time() -> None:
+def test_a_leftover_that_ends_by_itself_is_given_the_time():
     process = started("slow", 1.0)
     child.end_leftovers("test", MARK, "slow")
     assert process.wait(10) == 0
 
 
-def test_processes_of_another_run_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_another_run_are_left_alone(monkeypatch):
     monkeypatch.setattr(child, "_LEFTOVERS_END_S", 0.5)
     process = started("theirs", 600)
     child.end_leftovers("test", MARK, "mine")
@@ -39,6 +38,6 @@ def test_processes_of_another_run_are_left_alone(monkeypatch: pytest.MonkeyPatch
     process.wait()
 
 
-def test_without_leftovers_nothing_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_leftovers_nothing_is_said(capsys):
     child.end_leftovers("test", MARK, "nobody")
     assert capsys.readouterr().out == ""

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,7 @@ with HeldLock(Path(sys.argv[1])):
 
 
 @pytest.fixture
-def holder(tmp_path: Path) -> "subprocess.Popen[str]":
+def holder(tmp_path):
     """Another process that holds the lock `tmp_path/lock`."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "lock")],
@@ -32,23 +31,21 @@ def holder(tmp_path: Path) -> "subprocess.Popen[str]":
     return process
 
 
-def test_the_second_is_refused_with_the_pid_of_the_holder(
-    tmp_path: Path, holder: "subprocess.Popen[str]"
-) -> None:
+def test_the_second_is_refused_with_the_pid_of_the_holder(tmp_path, holder):
     with pytest.raises(AlreadyRunning, match=f"process {holder.pid}"), HeldLock(tmp_path / "lock"):
         pass
     holder.kill()
     holder.wait()
 
 
-def test_a_killed_holder_leaves_the_lock_free(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_a_killed_holder_leaves_the_lock_free(tmp_path, holder):
     holder.kill()
     holder.wait()
     with HeldLock(tmp_path / "lock"):
         assert (tmp_path / "lock").read_text() == str(os.getpid())
 
 
-def test_it_can_be_asked_whether_a_lock_is_held(tmp_path: Path) -> None:
+def test_it_can_be_asked_whether_a_lock_is_held(tmp_path):
     path = tmp_path / "lock"
     assert not lock_is_held(path)
     with HeldLock(path):

@@ -15,7 +15,7 @@ from drzero.ops.process.logs import LogTee, looks_like_error
 
 
 @pytest.fixture(autouse=True)
-def console(monkeypatch: pytest.MonkeyPatch) -> None:
+def console(monkeypatch):
     """One that has left nothing out yet."""
     monkeypatch.setattr(ops_console, "_console", ops_console._Console())
 
@@ -30,16 +30,14 @@ def tee(folder: Path, content: bytes, keep: int = 30, *, relays: bool = True) ->
     return result
 
 
-def test_the_log_file_holds_every_byte_of_every_run(tmp_path: Path) -> None:
+def test_the_log_file_holds_every_byte_of_every_run(tmp_path):
     content = b"one\n\xff\xfe\r\n 10%\r 20%\rdone\nno end"
     tee(tmp_path, content)
     tee(tmp_path, b"\ntwo\n")
     assert (tmp_path / "logs" / "main.log").read_bytes() == content + b"\ntwo\n"
 
 
-def test_without_being_asked_for_no_line_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_being_asked_for_no_line_is_printed(tmp_path, capsys):
     tee(tmp_path, b"one\ntwo\n", relays=False)
     assert capsys.readouterr().out == ""
     ops_console.set_verbose(True)
@@ -47,9 +45,7 @@ def test_without_being_asked_for_no_line_is_printed(
     assert capsys.readouterr().out == "[main] three\n"
 
 
-def test_the_first_errors_are_printed_and_the_log_is_named_for_the_rest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_errors_are_printed_and_the_log_is_named_for_the_rest(tmp_path, capsys):
     errors = b"".join(b"ValueError: %d\nfine\n" % number for number in range(9))
     tee(tmp_path, errors, relays=False)
     assert capsys.readouterr().out.splitlines() == [
@@ -58,36 +54,32 @@ def test_the_first_errors_are_printed_and_the_log_is_named_for_the_rest(
     ]
 
 
-def test_what_a_line_would_make_a_terminal_do_is_shown_instead(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_line_would_make_a_terminal_do_is_shown_instead(tmp_path, capsys):
     result = tee(tmp_path, b"\x1b[36m(Task pid=1)\x1b[0m ValueError: \x1b]0;mine\x07\n")
     shown = r"(Task pid=1) ValueError: \x1b]0;mine\x07"
     assert capsys.readouterr().out == f"[main] {shown}\n"
     assert (result.first_error, list(result.tail)) == (shown, [shown])
 
 
-def test_lines_are_printed_behind_the_name_and_progress_bars_in_their_last_state(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_are_printed_behind_the_name_and_progress_bars_in_their_last_state(tmp_path, capsys):
     last = tee(tmp_path, b"one\ntwo\r\n 10%\r 20%\r100%\nno end", keep=2).tail
     assert capsys.readouterr().out == "[main] one\n[main] two\n[main] 100%\n[main] no end\n"
     assert list(last) == ["100%", "no end"]
 
 
-def test_output_without_line_ends_is_read_to_its_end(tmp_path: Path) -> None:
+def test_output_without_line_ends_is_read_to_its_end(tmp_path):
     tee(tmp_path, b"x" * 1_000_000)
     assert (tmp_path / "logs" / "main.log").stat().st_size == 1_000_000
 
 
-def test_a_stopped_terminal_does_not_stop_the_log(tmp_path: Path) -> None:
+def test_a_stopped_terminal_does_not_stop_the_log(tmp_path):
     content = b"a line of it\n" * 50_000
     with stopped_terminal():
         assert tee(tmp_path, content).tail[-1] == "a line of it"
     assert (tmp_path / "logs" / "main.log").read_bytes() == content
 
 
-def test_a_terminal_that_is_unblocked_shows_how_much_it_has_missed() -> None:
+def test_a_terminal_that_is_unblocked_shows_how_much_it_has_missed():
     with stopped_terminal() as (seen, terminal):
         for number in range(3):
             say("main", f"line {number}")
@@ -99,21 +91,21 @@ def test_a_terminal_that_is_unblocked_shows_how_much_it_has_missed() -> None:
     assert shown == b"[drzero] 3 lines could not be printed; the logs have them\n[main] line 3\n"
 
 
-def test_a_pipe_that_nobody_reads_does_not_stop_the_log(tmp_path: Path) -> None:
+def test_a_pipe_that_nobody_reads_does_not_stop_the_log(tmp_path):
     reader, writer = os.pipe()
     with open(reader, "rb"), open(writer, "w") as stdout, redirect_stdout(stdout):
         content = b"x" * 500 + b"y" * 500_000 + b"\nlast\n"
         assert tee(tmp_path, content).tail[-1] == "last"
 
 
-def test_a_closed_terminal_does_not_stop_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_terminal_does_not_stop_the_log(tmp_path, monkeypatch):
     closed = io.StringIO()
     closed.close()
     monkeypatch.setattr("sys.stdout", closed)
     assert list(tee(tmp_path, b"one\ntwo\n").tail) == ["one", "two"]
 
 
-def test_the_first_error_is_the_end_of_the_first_traceback(tmp_path: Path) -> None:
+def test_the_first_error_is_the_end_of_the_first_traceback(tmp_path):
     log = b"""INFO start
 Traceback (most recent call last):
   File "a.py", line 1, in <module>
@@ -146,5 +138,5 @@ RuntimeError: worker died
         ("error_rate 0.0", False),
     ],
 )
-def test_error_lines_are_told_from_harmless_ones(line: str, is_error: bool) -> None:
+def test_error_lines_are_told_from_harmless_ones(line, is_error):
     assert looks_like_error(line) is is_error

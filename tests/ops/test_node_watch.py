@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -36,7 +36,7 @@ def seen(nodes: dict[str, bool]) -> str:
 
 
 @pytest.fixture
-def see(tmp_path: Path) -> See:
+def see(tmp_path):
     return lambda nodes: atomic_write(tmp_path / "seen.json", seen(nodes))
 
 
@@ -49,7 +49,7 @@ def watch(folder: Path, follower: str = "import time; time.sleep(600)") -> NodeW
 
 
 @pytest.fixture
-def nodes(tmp_path: Path) -> Iterator[NodeWatch]:
+def nodes(tmp_path):
     with watch(tmp_path) as following:
         yield following
 
@@ -64,9 +64,7 @@ def nodes(tmp_path: Path) -> Iterator[NodeWatch]:
     ],
     ids=["no answer yet", "all there", "lost before the start", "joined and left later"],
 )
-def test_nothing_is_raised_while_the_first_nodes_are_there(
-    nodes: NodeWatch, see: See, views: list[dict[str, bool]]
-) -> None:
+def test_nothing_is_raised_while_the_first_nodes_are_there(nodes, see, views):
     nodes.check()
     for view in views:
         see(view)
@@ -89,9 +87,7 @@ LOST = (
     ],
     ids=["left", "came back", "too few at the start"],
 )
-def test_a_missing_node_is_named_with_what_to_do(
-    nodes: NodeWatch, see: See, views: list[dict[str, bool]], said: str
-) -> None:
+def test_a_missing_node_is_named_with_what_to_do(nodes, see, views, said):
     for view in views[:-1]:
         see(view)
         nodes.check()
@@ -100,7 +96,7 @@ def test_a_missing_node_is_named_with_what_to_do(
         nodes.check()
 
 
-def test_a_head_that_does_not_answer_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_a_head_that_does_not_answer_is_named_with_the_reason(tmp_path):
     said = r"head .*10\.0\.0\.1:6379.* not answer: nothing answers there"
     with (
         watch(tmp_path, "raise SystemExit('nothing answers there')") as nodes,
@@ -109,7 +105,7 @@ def test_a_head_that_does_not_answer_is_named_with_the_reason(tmp_path: Path) ->
         nodes.check(patience_s=60)
 
 
-def test_a_follower_that_ends_after_an_answer_is_started_again(tmp_path: Path) -> None:
+def test_a_follower_that_ends_after_an_answer_is_started_again(tmp_path):
     answers = f"""
 import pathlib
 begun = pathlib.Path({str(tmp_path / "begun")!r})
@@ -124,7 +120,7 @@ pathlib.Path({str(tmp_path / "seen.json")!r}).write_text({seen({HEAD: True, SECO
             nodes.check(patience_s=60)
 
 
-def test_an_address_at_which_nothing_listens_is_a_head_that_does_not_answer(tmp_path: Path) -> None:
+def test_an_address_at_which_nothing_listens_is_a_head_that_does_not_answer(tmp_path):
     """The real follower."""
     command = follower("127.0.0.1:1", tmp_path / "seen.json", tmp_path / "nodes.log", {})
     with (
@@ -157,9 +153,7 @@ def supervise(folder: Path, trainer: Command, nodes: NodeWatch) -> None:
         run_supervised(trainer, services, nodes=nodes)
 
 
-def test_a_run_whose_node_is_lost_ends_at_once_with_all_of_its_processes(
-    tmp_path: Path, nodes: NodeWatch, see: See
-) -> None:
+def test_a_run_whose_node_is_lost_ends_at_once_with_all_of_its_processes(tmp_path, nodes, see):
     see({HEAD: True, SECOND: True})
     nodes.check()
     with pytest.raises(NodeLost, match=r"node 10\.0\.0\.2 .* is lost") as raised:
@@ -168,9 +162,7 @@ def test_a_run_whose_node_is_lost_ends_at_once_with_all_of_its_processes(
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
 
 
-def test_a_trainer_that_fails_because_of_a_lost_node_is_not_blamed(
-    tmp_path: Path, nodes: NodeWatch, see: See
-) -> None:
+def test_a_trainer_that_fails_because_of_a_lost_node_is_not_blamed(tmp_path, nodes, see):
     """Its connections break sooner than Ray calls the node lost."""
     see({HEAD: True, SECOND: True})
     nodes.check()
@@ -182,9 +174,7 @@ def test_a_trainer_that_fails_because_of_a_lost_node_is_not_blamed(
     noticed.join()
 
 
-def test_a_trainer_that_fails_by_itself_is_blamed(
-    tmp_path: Path, nodes: NodeWatch, see: See, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_that_fails_by_itself_is_blamed(tmp_path, nodes, see, monkeypatch):
     monkeypatch.setattr(supervisor, "NOTICED_S", 0.5)
     see({HEAD: True, SECOND: True})
     nodes.check()
@@ -192,7 +182,7 @@ def test_a_trainer_that_fails_by_itself_is_blamed(
         supervise(tmp_path, python("trainer", "raise SystemExit(1)", tmp_path), nodes)
 
 
-def test_the_post_mortem_names_the_node(tmp_path: Path, nodes: NodeWatch, see: See) -> None:
+def test_the_post_mortem_names_the_node(tmp_path, nodes, see):
     see({HEAD: True, SECOND: True})
     nodes.check()
     with pytest.raises(NodeLost):

@@ -29,9 +29,7 @@ def outcome(folder: Path, script: str, *arguments: str) -> Outcome:
         ("driver.py", "memory", "out of memory", "trainer"),
     ],
 )
-def test_a_fault_is_named_with_its_culprit_and_nothing_is_left(
-    tmp_path: Path, script: str, fault: str, verdict: str, culprit: str
-) -> None:
+def test_a_fault_is_named_with_its_culprit_and_nothing_is_left(tmp_path, script, fault, verdict, culprit):
     came = outcome(tmp_path, script, "--fault", fault)
     assert came.verdict == verdict and culprit in came.culprit, came
     assert came.left == []
@@ -39,13 +37,13 @@ def test_a_fault_is_named_with_its_culprit_and_nothing_is_left(
         assert (tmp_path / "logs" / "stall_001.md").read_text().startswith(f"# {verdict}: {culprit}")
 
 
-def test_a_tool_that_accepts_and_never_answers_is_named(tmp_path: Path) -> None:
+def test_a_tool_that_accepts_and_never_answers_is_named(tmp_path):
     with SilentServer() as url:
         came = outcome(tmp_path, "driver.py", "--fault", "no-deadline", "--silent", url)
     assert (came.verdict, came.culprit, came.left) == ("tool call without deadline", "retrieval", [])
 
 
 @pytest.mark.slow("a real run that waits; test_watchdog.py judges starts by the clock")
-def test_a_start_that_is_slow_is_no_stall(tmp_path: Path) -> None:
+def test_a_start_that_is_slow_is_no_stall(tmp_path):
     came = outcome(tmp_path, "driver.py", "--fault", "slow-start", "--slow-s", "9")
     assert (came.verdict, came.ended, came.left) == ("none", "exit 0", [])

@@ -10,21 +10,21 @@ import pytest
 from drzero.ops.process.ports import PortTaken, free_port, reserve_port
 
 
-def test_an_unset_port_is_one_that_can_be_bound() -> None:
+def test_an_unset_port_is_one_that_can_be_bound():
     with socket.create_server(("127.0.0.1", free_port(None))):
         pass
 
 
-def test_an_unset_port_is_none_that_an_outgoing_connection_gets_by_linuxs_default() -> None:
+def test_an_unset_port_is_none_that_an_outgoing_connection_gets_by_linuxs_default():
     assert all(1024 < free_port(None) < 32_768 for _ in range(100))
 
 
-def test_a_free_port_that_was_asked_for_is_given() -> None:
+def test_a_free_port_that_was_asked_for_is_given():
     port = free_port(None)
     assert free_port(port) == port
 
 
-def test_a_taken_port_is_refused_with_its_holder_and_a_way_out() -> None:
+def test_a_taken_port_is_refused_with_its_holder_and_a_way_out():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(
@@ -33,7 +33,7 @@ def test_a_taken_port_is_refused_with_its_holder_and_a_way_out() -> None:
             free_port(port)
 
 
-def test_a_port_left_in_time_wait_by_an_earlier_server_is_free() -> None:
+def test_a_port_left_in_time_wait_by_an_earlier_server_is_free():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         client = socket.create_connection(("127.0.0.1", port))
@@ -42,7 +42,7 @@ def test_a_port_left_in_time_wait_by_an_earlier_server_is_free() -> None:
     assert free_port(port) == port
 
 
-def test_an_address_of_another_machine_is_not_called_a_taken_port() -> None:
+def test_an_address_of_another_machine_is_not_called_a_taken_port():
     with pytest.raises(OSError, match="assign requested address"):
         free_port(None, "203.0.113.1")
 
@@ -53,7 +53,7 @@ RESERVE = (
 )
 
 
-def test_a_reserved_port_is_refused_to_other_runs_until_its_holder_ends() -> None:
+def test_a_reserved_port_is_refused_to_other_runs_until_its_holder_ends():
     port = free_port(None)
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{RESERVE}; sys.stdin.read()", str(port)],
@@ -69,9 +69,7 @@ def test_a_reserved_port_is_refused_to_other_runs_until_its_holder_ends() -> Non
     assert reserve_port(port) == port
 
 
-def test_a_port_reserved_here_is_given_again_only_where_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_port_reserved_here_is_given_again_only_where_it_is_asked_for(monkeypatch):
     """Else two services that start together would get one port, as neither has bound it yet."""
     ours, other = reserve_port(None), free_port(None)
     found = iter([ours, ours, other])

@@ -94,9 +94,7 @@ AGAIN = [{**each, "pid": 8} for each in STARTED]
         "a check failed after its load",
     ],
 )
-def test_events_tell_how_a_run_ended(
-    tmp_path: Path, events: list[dict[str, Any]], state: str, culprit: str | None, words: str
-) -> None:
+def test_events_tell_how_a_run_ended(tmp_path, events, state, culprit, words):
     logs = {"retrieval": "ValueError: lost my index\n"}
     if FAILED in events:
         logs = {"trainer": "torch.OutOfMemoryError: CUDA out of memory\n"}
@@ -104,7 +102,7 @@ def test_events_tell_how_a_run_ended(
     assert (death.state, death.culprit) == (state, culprit) and words in death.sentence
 
 
-def test_a_death_has_its_first_error_advice_facts_and_evidence(tmp_path: Path) -> None:
+def test_a_death_has_its_first_error_advice_facts_and_evidence(tmp_path):
     events = [*STARTED, DEATH, event("end", "trainer", "service 'retrieval' died")]
     logs = {"trainer": TRAINER_LOG, "retrieval": "ValueError: lost my index\n"}
     death = examine(run_folder(tmp_path / "died", events, logs))
@@ -118,7 +116,7 @@ def test_a_death_has_its_first_error_advice_facts_and_evidence(tmp_path: Path) -
     assert "it resumes from there" in late.advice
 
 
-def test_an_error_is_shown_without_rays_colours_and_control_characters(tmp_path: Path) -> None:
+def test_an_error_is_shown_without_rays_colours_and_control_characters(tmp_path):
     ray = "\x1b[36m(TaskRunner pid=1)\x1b[0m "
     log = f'{ray}    raise ValueError("Error: not this line")\n{ray}ValueError: this one\x1b]0;mine\x07\n'
     death = examine(run_folder(tmp_path / "run", logs={"trainer": log}))
@@ -147,14 +145,12 @@ def test_an_error_is_shown_without_rays_colours_and_control_characters(tmp_path:
         ({"trainer": "KeyError: 'doc_id'\n"}, "trainer", "for an unknown reason: KeyError"),
     ],
 )
-def test_without_events_the_logs_alone_are_read(
-    tmp_path: Path, logs: dict[str, str], culprit: str, cause: str
-) -> None:
+def test_without_events_the_logs_alone_are_read(tmp_path, logs, culprit, cause):
     death = examine(run_folder(tmp_path / "run", None, logs), CAUSES)
     assert (death.state, death.culprit) == ("failed", culprit) and cause in death.sentence
 
 
-def test_a_run_that_ended_without_an_error_is_reported_with_what_had_run_out(tmp_path: Path) -> None:
+def test_a_run_that_ended_without_an_error_is_reported_with_what_had_run_out(tmp_path):
     folder = run_folder(tmp_path / "run", STARTED)
     host = {"component": "host", "memory_free_mb": 120, "disk_free_gb": 0.1}
     trainer = {"component": "trainer", "rss_mb": 9000, "time": 95.0}
@@ -165,7 +161,7 @@ def test_a_run_that_ended_without_an_error_is_reported_with_what_had_run_out(tmp
     assert len(death.evidence) == 2 and death.facts["peak memory"] == "trainer 9000 MB"
 
 
-def test_a_stage_without_a_trainer_is_judged_by_its_result(tmp_path: Path) -> None:
+def test_a_stage_without_a_trainer_is_judged_by_its_result(tmp_path):
     folder = run_folder(tmp_path / "run", [*STARTED[:2], event("stopped", "retrieval")])
     assert examine(folder).state == "failed" and "left no result" in examine(folder).sentence
     (folder / "result.json").write_text("{}")
@@ -181,9 +177,7 @@ def test_a_stage_without_a_trainer_is_judged_by_its_result(tmp_path: Path) -> No
         (SystemExit(143), "cut off", "killed by SIGTERM"),
     ],
 )
-def test_what_a_command_does_in_its_own_process_is_judged_by_its_last_end(
-    tmp_path: Path, raised: BaseException | None, state: str, sentence: str
-) -> None:
+def test_what_a_command_does_in_its_own_process_is_judged_by_its_last_end(tmp_path, raised, state, sentence):
     events = EventLog(tmp_path / "logs" / EVENTS_FILE)
     earlier = ValueError("of an earlier start") if raised is None else None
     for error in (earlier, raised):
@@ -196,14 +190,12 @@ def test_what_a_command_does_in_its_own_process_is_judged_by_its_last_end(
     assert death.culprit == ("compare" if state == "failed" else None)
 
 
-def test_an_empty_folder_of_a_run_can_be_read(tmp_path: Path) -> None:
+def test_an_empty_folder_of_a_run_can_be_read(tmp_path):
     (tmp_path / "logs").mkdir()
     assert examine(tmp_path).state == "cut off"
 
 
-def test_diagnose_prints_culprit_cause_and_what_to_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_diagnose_prints_culprit_cause_and_what_to_do(tmp_path, capsys):
     folder = run_folder(tmp_path / "run", [*STARTED, DEATH], {"retrieval": "ValueError: lost my index\n"})
     assert main(["diagnose", str(folder)]) == 0
     printed = capsys.readouterr().out
@@ -211,7 +203,7 @@ def test_diagnose_prints_culprit_cause_and_what_to_do(
         assert words in printed
 
 
-def test_diagnose_of_a_running_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diagnose_of_a_running_run_says_so(tmp_path, capsys):
     folder = run_folder(tmp_path / "run", STARTED)
     with HeldLock(folder / "lock"):
         assert main(["diagnose", str(folder)]) == 0
@@ -219,9 +211,7 @@ def test_diagnose_of_a_running_run_says_so(tmp_path: Path, capsys: pytest.Captur
     assert "still running" in said and "cut off" not in said
 
 
-def test_a_folder_without_a_run_is_refused_and_the_runs_in_it_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_a_run_is_refused_and_the_runs_in_it_are_named(tmp_path, capsys):
     run_folder(tmp_path / "challenger_iter1")
     assert main(["diagnose", str(tmp_path)]) == 2
     assert "holds no run" in (reported := capsys.readouterr().err) and "challenger_iter1" in reported
@@ -246,9 +236,7 @@ def with_flow(folder: Path, *records: dict[str, Any]) -> Path:
     return folder
 
 
-def test_what_flowed_is_among_the_facts_and_its_symptoms_are_evidence_of_a_run_that_did_not_finish(
-    tmp_path: Path,
-) -> None:
+def test_what_flowed_is_among_the_facts_and_its_symptoms_are_evidence_of_a_run_that_did_not_finish(tmp_path):
     folder = with_flow(
         run_folder(tmp_path / "run", STARTED), flow_record(150.0, symptoms=[SYMPTOM]), flow_record(160.0)
     )
@@ -264,7 +252,7 @@ def test_what_flowed_is_among_the_facts_and_its_symptoms_are_evidence_of_a_run_t
     assert (examine(folder).state, examine(folder).evidence) == ("finished", ())
 
 
-def test_a_warm_up_that_was_never_complete_says_what_was_there(tmp_path: Path) -> None:
+def test_a_warm_up_that_was_never_complete_says_what_was_there(tmp_path):
     waiting = {"point": "buffer", "have": 3, "want": 16, "since_s": 90.0}
     late = flow_record(150.0, warmup=True, waiting=waiting, about={})
     folder = with_flow(run_folder(tmp_path / "run", STARTED), flow_record(50.0, symptoms=[SYMPTOM]), late)

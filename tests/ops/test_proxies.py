@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import aiohttp
@@ -22,7 +22,7 @@ URL_VARIABLES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_
 
 
 @pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variables(monkeypatch):
     for name in (*URL_VARIABLES, "no_proxy", "NO_PROXY", "SSL_CERT_FILE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -40,7 +40,7 @@ class Hello(BaseHTTPRequestHandler):
 
 
 @pytest.fixture(scope="module")
-def port() -> Iterator[int]:
+def port():
     with ThreadingHTTPServer(("127.0.0.1", 0), Hello) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server.server_port
@@ -68,9 +68,7 @@ CLIENTS: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("exempt", [{}, {"no_proxy": "localhost"}, {"NO_PROXY": "a.example, .b"}])
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 @pytest.mark.parametrize("client", CLIENTS)
-def test_no_client_sends_a_request_to_this_machine_through_the_proxy(
-    client: str, host: str, exempt: dict[str, str], port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_client_sends_a_request_to_this_machine_through_the_proxy(client, host, exempt, port, monkeypatch):
     for name in URL_VARIABLES:
         monkeypatch.setenv(name, DEAD)
     for name, value in exempt.items():
@@ -88,9 +86,7 @@ def test_no_client_sends_a_request_to_this_machine_through_the_proxy(
         ({"no_proxy": "::1, a", "NO_PROXY": "b"}, ("::1,a,127.0.0.1,localhost", "b,127.0.0.1,localhost,::1")),
     ],
 )
-def test_the_hosts_that_the_user_exempts_stay_exempt(
-    before: dict[str, str], after: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_hosts_that_the_user_exempts_stay_exempt(before, after, monkeypatch):
     for name, value in before.items():
         monkeypatch.setenv(name, value)
     for _ in range(2):  # a child does it again
@@ -125,13 +121,7 @@ def test_the_hosts_that_the_user_exempts_stay_exempt(
         ("SSL_CERT_FILE", __file__, "is no file of certificates"),
     ],
 )
-def test_a_variable_that_no_client_can_use_is_named_in_one_line(
-    name: str,
-    value: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_variable_that_no_client_can_use_is_named_in_one_line(name, value, words, monkeypatch, capsys):
     monkeypatch.setenv(name, value)
     assert main(["preview", "source=nowhere"]) == 2
     error = capsys.readouterr().err
@@ -148,15 +138,13 @@ def test_a_variable_that_no_client_can_use_is_named_in_one_line(
         {"http_proxy": " ", "NO_PROXY": ", ,"},
     ],
 )
-def test_usable_proxies_pass(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usable_proxies_pass(variables, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     check_proxies()
 
 
-def test_an_unusable_proxy_keeps_nobody_from_reading_a_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unusable_proxy_keeps_nobody_from_reading_a_run(monkeypatch, capsys):
     monkeypatch.setenv("ALL_PROXY", "socks://h:1")
     with pytest.raises(ProxyUnusable):
         check_proxies()

@@ -31,9 +31,7 @@ OTHERS = {"search/sources/files.py", "verl_ext/method/passages.py", "examples/on
 
 
 @given(st.lists(st.dictionaries(st.text() | st.sampled_from(ODD), st.text() | st.sampled_from(ODD))))
-def test_every_record_is_read_as_it_was_written(
-    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, Any]]
-) -> None:
+def test_every_record_is_read_as_it_was_written(tmp_path_factory, records):
     path = tmp_path_factory.mktemp("lines") / "lines.jsonl"
     write_jsonl(path, records)
     assert read_json_lines(path) == records
@@ -41,7 +39,7 @@ def test_every_record_is_read_as_it_was_written(
     assert Ended(None, printed).records() == records
 
 
-def test_a_line_of_100_megabytes_is_one_record(tmp_path: Path) -> None:
+def test_a_line_of_100_megabytes_is_one_record(tmp_path):
     write_jsonl(tmp_path / "a", [{"text": "x" * 100_000_000}, {"text": "y"}])
     assert [len(record["text"]) for record in read_json_lines(tmp_path / "a")] == [100_000_000, 1]
 
@@ -56,7 +54,7 @@ def splits_lines(tree: ast.AST) -> list[ast.Call]:
     ]
 
 
-def test_what_we_read_back_is_split_at_line_feeds_alone() -> None:
+def test_what_we_read_back_is_split_at_line_feeds_alone():
     rooms = ("data", "drzero", "environments", "examples", "search", "verl_ext")
     files = [path for room in rooms for path in sorted((ROOT / room).rglob("*.py"))]
     found = {
@@ -76,7 +74,7 @@ def test_what_we_read_back_is_split_at_line_feeds_alone() -> None:
         ("9007199254740993", 9007199254740993),
     ],
 )
-def test_a_number_that_nothing_can_add_is_null(number: str, read: float | None) -> None:
+def test_a_number_that_nothing_can_add_is_null(number, read):
     assert parse_line(f'{{"a": [{number}]}}'.encode()) == {"a": [read]}
 
 
@@ -91,7 +89,7 @@ LINES: dict[Any, dict[str, Any]] = {
 
 @pytest.mark.parametrize("of", LINES)
 @pytest.mark.parametrize("value", ["true", '"1"', "-1e200", "null", "[]", "[" * 100_000])
-def test_a_line_with_a_time_that_is_none_is_no_record(of: Any, value: str) -> None:
+def test_a_line_with_a_time_that_is_none_is_no_record(of, value):
     whole = json.dumps(LINES[of])
     assert parse_line(whole.encode(), of) == LINES[of]
     assert parse_line(b"\xef\xbb\xbf" + whole.encode() + b"\r", of) == LINES[of]
@@ -100,11 +98,11 @@ def test_a_line_with_a_time_that_is_none_is_no_record(of: Any, value: str) -> No
 
 
 @pytest.mark.parametrize("step", [-1, "3", True, 1.5, None, 1 << 60])
-def test_a_step_is_a_whole_number_from_nought(step: Any) -> None:
+def test_a_step_is_a_whole_number_from_nought(step):
     assert parse_line(json.dumps({"time": 1.0, "step": step, "phase": "x"}).encode(), BeatLine) is None
 
 
-def test_a_place_without_a_regular_file_has_no_lines(tmp_path: Path) -> None:
+def test_a_place_without_a_regular_file_has_no_lines(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
     for path in (tmp_path / "fifo", tmp_path / "loop", tmp_path, Path("/dev/zero"), tmp_path / "none"):

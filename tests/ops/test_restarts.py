@@ -52,7 +52,7 @@ def kinds(folder: Path) -> list[str]:
     return [event["kind"] for event in read_json_lines(folder / "logs" / EVENTS_FILE)]
 
 
-def test_a_crashed_service_is_started_again_on_its_port_as_often_as_allowed(tmp_path: Path) -> None:
+def test_a_crashed_service_is_started_again_on_its_port_as_often_as_allowed(tmp_path):
     with ServiceGroup([service(tmp_path, restarts=1)]) as group:
         first = group.services[0]
         server(group).kill()
@@ -64,14 +64,14 @@ def test_a_crashed_service_is_started_again_on_its_port_as_often_as_allowed(tmp_
             checked_until(group, lambda: False)
 
 
-def test_a_service_that_never_came_up_is_not_started_again(tmp_path: Path) -> None:
+def test_a_service_that_never_came_up_is_not_started_again(tmp_path):
     broken = service(tmp_path, restarts=3, code="raise SystemExit(3)")
     with pytest.raises(ServiceDied, match="exit code 3"), ServiceGroup([broken]):
         pass
     assert "restart" not in kinds(tmp_path)
 
 
-def test_a_service_that_crashes_while_another_is_still_waited_for_is_started_again(tmp_path: Path) -> None:
+def test_a_service_that_crashes_while_another_is_still_waited_for_is_started_again(tmp_path):
     once = f"""
         import os, threading
         from pathlib import Path
@@ -90,14 +90,14 @@ def test_a_service_that_crashes_while_another_is_still_waited_for_is_started_aga
     assert [event["kind"] for event in events if event["component"] == "retrieval"].count("restart") == 1
 
 
-def test_a_service_that_does_not_come_up_in_time_is_written_down(tmp_path: Path) -> None:
+def test_a_service_that_does_not_come_up_in_time_is_written_down(tmp_path):
     never = replace(service(tmp_path, restarts=3, code="import time; time.sleep(60)"), startup_budget_s=1)
     with pytest.raises(ServiceNotReady, match="was not healthy within 1 s"), ServiceGroup([never]):
         pass
     assert kinds(tmp_path) == ["start", "hung", "stopped"]
 
 
-def test_a_stopped_service_is_hung_and_ends_the_run_where_no_restart_is_allowed(tmp_path: Path) -> None:
+def test_a_stopped_service_is_hung_and_ends_the_run_where_no_restart_is_allowed(tmp_path):
     with ServiceGroup([service(tmp_path, restarts=0)]) as group:
         group.on_hung = lambda hung: f"{hung.spec.name} is stopped by a signal"
         server(group).send_signal(signal.SIGSTOP)
@@ -108,7 +108,7 @@ def test_a_stopped_service_is_hung_and_ends_the_run_where_no_restart_is_allowed(
             checked_until(group, lambda: False)
 
 
-def test_a_stopped_service_is_ended_and_started_again_where_its_policy_allows_it(tmp_path: Path) -> None:
+def test_a_stopped_service_is_ended_and_started_again_where_its_policy_allows_it(tmp_path):
     with ServiceGroup([service(tmp_path, restarts=1)]) as group:
         first, stopped = group.services[0], server(group)
         stopped.send_signal(signal.SIGSTOP)
@@ -117,7 +117,7 @@ def test_a_stopped_service_is_ended_and_started_again_where_its_policy_allows_it
     assert kinds(tmp_path) == ["start", "ready", "hung", "restart", "ready", "stopped"]
 
 
-def test_the_run_goes_on_while_a_service_is_started_again(tmp_path: Path) -> None:
+def test_the_run_goes_on_while_a_service_is_started_again(tmp_path):
     spec = service(tmp_path, restarts=1)
     # It kills the service, and is content when it answers again.
     code = """
@@ -141,7 +141,7 @@ def test_the_run_goes_on_while_a_service_is_started_again(tmp_path: Path) -> Non
         assert run_supervised(main, group) == 0
 
 
-def test_a_failed_command_is_reported_with_the_cause_that_its_log_shows(tmp_path: Path) -> None:
+def test_a_failed_command_is_reported_with_the_cause_that_its_log_shows(tmp_path):
     code = "raise OSError(28, 'No space left on device')"
     main = Command(name="trainer", command=(sys.executable, "-c", code), log_path=tmp_path / "trainer.log")
     words = r"(?s)'trainer' failed: exit code 1\ncause: disk full \(culprit: trainer\).*first error: OSError"
@@ -149,7 +149,7 @@ def test_a_failed_command_is_reported_with_the_cause_that_its_log_shows(tmp_path
         run_supervised(main, group)
 
 
-def test_a_service_that_is_busy_for_long_is_left_alone(tmp_path: Path) -> None:
+def test_a_service_that_is_busy_for_long_is_left_alone(tmp_path):
     spinning = HEALTHY.replace("server.serve_forever()", "server.handle_request()\nwhile True: pass")
     spec = service(tmp_path, restarts=0, code=spinning)
     assert spec.liveness

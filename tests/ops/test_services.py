@@ -86,9 +86,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_services_answer_inside_the_group_and_leave_no_process_after_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_services_answer_inside_the_group_and_leave_no_process_after_it(tmp_path, capsys):
     with ServiceGroup([service(tmp_path, "first"), service(tmp_path, "second")]) as group:
         assert [one.probe() for one in group.services] == [None, None]
         assert [one.poll() for one in group.services] == [None, None]
@@ -102,7 +100,7 @@ def test_services_answer_inside_the_group_and_leave_no_process_after_it(
     assert (tmp_path / "first.log").read_text() == "serving\n"
 
 
-def test_a_crash_while_waiting_is_reported_with_exit_first_error_and_log(tmp_path: Path) -> None:
+def test_a_crash_while_waiting_is_reported_with_exit_first_error_and_log(tmp_path):
     broken = service(tmp_path, "solver", "print('loading'); raise ValueError('no such model')")
     with pytest.raises(ServiceDied) as caught, ServiceGroup([broken]):
         pass
@@ -111,7 +109,7 @@ def test_a_crash_while_waiting_is_reported_with_exit_first_error_and_log(tmp_pat
     assert "  loading" in message and message.endswith(f"log: {tmp_path / 'solver.log'}")
 
 
-def test_a_crash_is_noticed_while_others_start_and_stops_all_of_them(tmp_path: Path) -> None:
+def test_a_crash_is_noticed_while_others_start_and_stops_all_of_them(tmp_path):
     before = psutil.Process().children(recursive=True)
     slow = service(tmp_path, "slow", "import time; time.sleep(300)", budget_s=600)
     broken = service(tmp_path, "broken", "raise SystemExit(3)", budget_s=600)
@@ -121,7 +119,7 @@ def test_a_crash_is_noticed_while_others_start_and_stops_all_of_them(tmp_path: P
     assert psutil.Process().children(recursive=True) == before
 
 
-def test_a_service_that_cannot_start_in_time_or_at_all_is_reported(tmp_path: Path) -> None:
+def test_a_service_that_cannot_start_in_time_or_at_all_is_reported(tmp_path):
     late = service(tmp_path, "solver", status=503, budget_s=2)
     words = r"within 2 s: http://\S+ answered: status 503"
     with pytest.raises(ServiceNotReady, match=words), ServiceGroup([late]):
@@ -131,7 +129,7 @@ def test_a_service_that_cannot_start_in_time_or_at_all_is_reported(tmp_path: Pat
         pass
 
 
-def test_a_killed_service_is_named_with_its_signal_by_check(tmp_path: Path) -> None:
+def test_a_killed_service_is_named_with_its_signal_by_check(tmp_path):
     with ServiceGroup([service(tmp_path, "retrieval")]) as group:
         [server] = psutil.Process(group.services[0].pid).children()
         server.kill()
@@ -141,9 +139,7 @@ def test_a_killed_service_is_named_with_its_signal_by_check(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("keeper_lives", [True, False])
-def test_shutdown_ends_grandchildren_that_left_the_session_and_refuse_sigterm(
-    tmp_path: Path, keeper_lives: bool
-) -> None:
+def test_shutdown_ends_grandchildren_that_left_the_session_and_refuse_sigterm(tmp_path, keeper_lives):
     child = Child(command(tmp_path, ESCAPED + "time.sleep(300)", tmp_path / "pid"), grace_s=0.5)
     pid = written_pid(tmp_path / "pid")
     if not keeper_lives:
@@ -152,7 +148,7 @@ def test_shutdown_ends_grandchildren_that_left_the_session_and_refuse_sigterm(
     assert eventually(lambda: gone(pid)) if not keeper_lives else gone(pid)
 
 
-def test_shutdown_touches_no_process_but_its_own(tmp_path: Path) -> None:
+def test_shutdown_touches_no_process_but_its_own(tmp_path):
     stranger = Child(command(tmp_path, "import time; time.sleep(300)", name="stranger"))
     child = Child(command(tmp_path, "import time; time.sleep(300)"), grace_s=0.5)
     child.stop()
@@ -160,7 +156,7 @@ def test_shutdown_touches_no_process_but_its_own(tmp_path: Path) -> None:
     stranger.stop()
 
 
-def test_a_command_may_end_in_order_within_its_grace(tmp_path: Path) -> None:
+def test_a_command_may_end_in_order_within_its_grace(tmp_path):
     code = """
         import signal, sys, time
         signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(0)))
@@ -173,7 +169,7 @@ def test_a_command_may_end_in_order_within_its_grace(tmp_path: Path) -> None:
     assert (child.poll(), list(child.tail)) == (0, ["up", "saved"])
 
 
-def test_no_orphan_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None:
+def test_no_orphan_is_left_when_the_supervisor_is_killed(tmp_path):
     supervisor = """
         import sys, time
         from pathlib import Path
@@ -196,13 +192,13 @@ def test_no_orphan_is_left_when_the_supervisor_is_killed(tmp_path: Path) -> None
     assert eventually(lambda: gone(own) and gone(escaped))
 
 
-def test_a_supervised_command_that_succeeds_returns_zero_and_leaves_no_daemon(tmp_path: Path) -> None:
+def test_a_supervised_command_that_succeeds_returns_zero_and_leaves_no_daemon(tmp_path):
     with ServiceGroup([]) as services:
         assert run_supervised(command(tmp_path, ESCAPED, tmp_path / "pid"), services, grace_s=0.5) == 0
     assert gone(written_pid(tmp_path / "pid"))
 
 
-def test_a_supervised_command_that_fails_is_reported_with_its_first_error(tmp_path: Path) -> None:
+def test_a_supervised_command_that_fails_is_reported_with_its_first_error(tmp_path):
     main = command(tmp_path, "import sys; print('step 1'); raise RuntimeError('out of data')", name="trainer")
     with (
         ServiceGroup([service(tmp_path, "retrieval")]) as services,
@@ -213,7 +209,7 @@ def test_a_supervised_command_that_fails_is_reported_with_its_first_error(tmp_pa
         run_supervised(main, services)
 
 
-def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path: Path) -> None:
+def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path):
     main = command(tmp_path, "import sys; print('Error: a line as of a failure'); sys.exit(75)", name="stage")
     with ServiceGroup([service(tmp_path, "retrieval")]) as services, pytest.raises(Unfinished) as stopped:
         run_supervised(main, services)
@@ -222,13 +218,13 @@ def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path
     assert OUT_OF_TIME in kinds and "exit" not in kinds
 
 
-def test_a_command_killed_by_a_signal_fails_with_the_signals_name(tmp_path: Path) -> None:
+def test_a_command_killed_by_a_signal_fails_with_the_signals_name(tmp_path):
     main = command(tmp_path, "import os; os.abort()")
     with ServiceGroup([]) as services, pytest.raises(ChildFailed, match="killed by SIGABRT"):
         run_supervised(main, services)
 
 
-def test_a_service_that_dies_stops_the_command_and_is_blamed(tmp_path: Path) -> None:
+def test_a_service_that_dies_stops_the_command_and_is_blamed(tmp_path):
     main = command(tmp_path, ESCAPED + "time.sleep(300)", tmp_path / "pid")
     with ServiceGroup([service(tmp_path, "solver")]) as services:
 
@@ -244,7 +240,7 @@ def test_a_service_that_dies_stops_the_command_and_is_blamed(tmp_path: Path) -> 
     assert gone(written_pid(tmp_path / "pid"))
 
 
-def test_a_command_that_fails_because_its_service_died_does_not_take_the_blame(tmp_path: Path) -> None:
+def test_a_command_that_fails_because_its_service_died_does_not_take_the_blame(tmp_path):
     with ServiceGroup([service(tmp_path, "solver")]) as services:
         [server] = psutil.Process(services.services[0].pid).children()
         main = command(
@@ -255,9 +251,7 @@ def test_a_command_that_fails_because_its_service_died_does_not_take_the_blame(t
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
-def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown(
-    tmp_path: Path, signum: signal.Signals, code: int
-) -> None:
+def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown(tmp_path, signum, code):
     spec = service(tmp_path, "retrieval")
     supervisor = """
         import signal, sys, time
@@ -300,5 +294,5 @@ def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown(
         (255, "exit code 255"),
     ],
 )
-def test_an_exit_is_described_in_words(code: int, words: str) -> None:
+def test_an_exit_is_described_in_words(code, words):
     assert describe_exit(code) == words

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 from test_services import eventually
@@ -12,7 +11,7 @@ from drzero.ops.process.tree import descendants
 
 
 @pytest.fixture
-def crowd() -> Iterator[list[int]]:
+def crowd():
     """Two processes that want the same CPU, and one that wants none."""
     cpu = min(os.sched_getaffinity(0))
     busy = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
@@ -28,7 +27,7 @@ def waited(pid: int) -> float:
     return descendants([pid])[pid][0].waited_s()
 
 
-def test_who_wants_a_cpu_that_others_use_waits_and_who_sleeps_does_not(crowd: list[int]) -> None:
+def test_who_wants_a_cpu_that_others_use_waits_and_who_sleeps_does_not(crowd):
     one, other, asleep = crowd
     assert eventually(lambda: waited(one) > 1 and waited(other) > 1)
     before = waited(one), waited(asleep)
@@ -36,7 +35,7 @@ def test_who_wants_a_cpu_that_others_use_waits_and_who_sleeps_does_not(crowd: li
     assert waited(asleep) - before[1] < 0.5
 
 
-def test_of_a_process_that_has_ended_nothing_is_known() -> None:
+def test_of_a_process_that_has_ended_nothing_is_known():
     ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = descendants([ended.pid])[ended.pid][0]
     ended.kill()

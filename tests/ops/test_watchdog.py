@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,13 +57,11 @@ def beats(path: Path, *entries: tuple[float, int, str], cut_off: str = "") -> No
     ],
     ids=["the first time", "short", "usual", "one slow start", "long with counters", "a fixed limit"],
 )
-def test_a_phase_may_be_silent_for_twice_its_usual_time(
-    phase: str, durations: list[float], silences: list[float], limit: float
-) -> None:
+def test_a_phase_may_be_silent_for_twice_its_usual_time(phase, durations, silences, limit):
     assert PATIENCE.phase_limit_s(phase, durations, silences) == limit
 
 
-def test_the_clock_follows_the_phases_and_the_movement_in_them(tmp_path: Path) -> None:
+def test_the_clock_follows_the_phases_and_the_movement_in_them(tmp_path):
     path = tmp_path / "heartbeats.jsonl"
     beats(path, (-9, 7, "update"))  # of an earlier start
     clock = PhaseClock(path, PATIENCE, started=0.0)
@@ -98,9 +95,7 @@ WORKERS = {1: "rollout worker", 2: "rollout worker", 3: "reward worker"}
     ],
     ids=["all there", "one ended", "replaced", "one replaced", "all"],
 )
-def test_a_worker_that_ended_without_a_replacement_is_a_stall(
-    later: dict[int, str], missing: list[int]
-) -> None:
+def test_a_worker_that_ended_without_a_replacement_is_a_stall(later, missing):
     roll = RollCall()
     roll.take(WORKERS, 100.0)
     roll.take(later, 105.0)
@@ -111,7 +106,7 @@ def test_a_worker_that_ended_without_a_replacement_is_a_stall(
     assert roll.stall(150.0) is None, "back again"
 
 
-def test_a_repeated_line_is_not_new(tmp_path: Path) -> None:
+def test_a_repeated_line_is_not_new(tmp_path):
     log = tmp_path / "trainer.log"
     log.write_text("of an earlier start\n")
     lines = NewLines(log)
@@ -131,7 +126,7 @@ def test_a_repeated_line_is_not_new(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
+def watchdog(tmp_path):
     """One that polls only when the test does, on a run in the first step's save."""
     (tmp_path / "logs").mkdir()
     plan = WatchPlan(
@@ -152,7 +147,7 @@ def watchdog(tmp_path: Path) -> Iterator[Watchdog]:
         main.stop()
 
 
-def test_a_growing_checkpoint_is_movement(tmp_path: Path, watchdog: Watchdog) -> None:
+def test_a_growing_checkpoint_is_movement(tmp_path, watchdog):
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "save"))
     (tmp_path / "global_step_1" / "actor").mkdir(parents=True)
@@ -165,9 +160,7 @@ def test_a_growing_checkpoint_is_movement(tmp_path: Path, watchdog: Watchdog) ->
 
 
 @pytest.mark.parametrize("flow", [None, Snapshot(time=1, waiting=Waiting("buffer", 3, 8, 3600))])
-def test_time_in_which_the_machine_was_suspended_does_not_count(
-    tmp_path: Path, watchdog: Watchdog, flow: Snapshot | None
-) -> None:
+def test_time_in_which_the_machine_was_suspended_does_not_count(tmp_path, watchdog, flow):
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
     watchdog.movement.signs = replace(watchdog.plan, flow=lambda: flow)
@@ -177,9 +170,7 @@ def test_time_in_which_the_machine_was_suspended_does_not_count(
     assert watchdog.diagnosis is None and watchdog.movement.clock.silent_s(began + 3602) == pytest.approx(2)
 
 
-def test_a_lasting_stall_is_reported_every_ten_minutes_and_ends_with_the_next_movement(
-    tmp_path: Path, watchdog: Watchdog
-) -> None:
+def test_a_lasting_stall_is_reported_every_ten_minutes_and_ends_with_the_next_movement(tmp_path, watchdog):
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "update"))
     for seconds in (301, 303, 899, 902):
@@ -192,9 +183,7 @@ def test_a_lasting_stall_is_reported_every_ten_minutes_and_ends_with_the_next_mo
     assert watchdog.diagnosis is None
 
 
-def test_at_a_stall_the_ranks_are_asked_for_their_collectives_which_are_kept(
-    tmp_path: Path, watchdog: Watchdog
-) -> None:
+def test_at_a_stall_the_ranks_are_asked_for_their_collectives_which_are_kept(tmp_path, watchdog):
     (tmp_path / "recorder").mkdir()
     os.mkfifo(tmp_path / "recorder" / "rank_0.pipe")
     pipe = os.open(tmp_path / "recorder" / "rank_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -207,9 +196,7 @@ def test_at_a_stall_the_ranks_are_asked_for_their_collectives_which_are_kept(
     assert [path.read_text() for path in (tmp_path / "flight").iterdir()] == ["collectives"]
 
 
-def test_a_flow_that_stands_still_is_reported_once_though_the_phase_has_patience_left(
-    tmp_path: Path, watchdog: Watchdog
-) -> None:
+def test_a_flow_that_stands_still_is_reported_once_though_the_phase_has_patience_left(tmp_path, watchdog):
     """Either trigger gives one event and one page. The second changes nothing while the stall lasts."""
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "rollout"))
@@ -232,9 +219,7 @@ def test_a_flow_that_stands_still_is_reported_once_though_the_phase_has_patience
     assert watchdog.diagnosis is None
 
 
-def test_a_poll_that_does_not_end_is_reported_once(
-    capsys: pytest.CaptureFixture[str], watchdog: Watchdog
-) -> None:
+def test_a_poll_that_does_not_end_is_reported_once(capsys, watchdog):
     watchdog._poll_began = time.monotonic() - 61
     watchdog.warn_if_stuck()
     watchdog.warn_if_stuck()
@@ -244,7 +229,7 @@ def test_a_poll_that_does_not_end_is_reported_once(
 # Progress ---------------------------------------------------------------------------------------------------
 
 
-def test_a_workers_file_shows_what_is_done_failed_and_open(tmp_path: Path) -> None:
+def test_a_workers_file_shows_what_is_done_failed_and_open(tmp_path):
     progress = Progress(tmp_path / f"{os.getpid()}.json")
     with progress.waiting("search", limit_s=60):
         pass
@@ -265,7 +250,7 @@ def test_a_workers_file_shows_what_is_done_failed_and_open(tmp_path: Path) -> No
     assert worker.silent_s < 5 and worker.loop_silent_s is None
 
 
-def test_a_blocked_event_loop_shows_in_the_file(tmp_path: Path) -> None:
+def test_a_blocked_event_loop_shows_in_the_file(tmp_path):
     code = """
         import asyncio, time
         from verl_ext.telemetry import waiting
@@ -290,7 +275,7 @@ def test_a_blocked_event_loop_shows_in_the_file(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_counting_works_without_a_file(tmp_path: Path) -> None:
+def test_counting_works_without_a_file(tmp_path):
     progress = Progress(None)
     with progress.waiting("search"):
         assert progress.snapshot()["open"][0][0] == "search"
@@ -302,7 +287,7 @@ def test_counting_works_without_a_file(tmp_path: Path) -> None:
     assert progress.snapshot()["done"] == {"search": 1}
 
 
-def test_a_half_written_file_is_left_out(tmp_path: Path) -> None:
+def test_a_half_written_file_is_left_out(tmp_path):
     (tmp_path / "1.json").write_text('{"time": 1, "pid"')
     assert read_workers(tmp_path, 10.0) == [] and finished([]) == {}
 
@@ -311,7 +296,7 @@ def test_a_half_written_file_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def sleeper() -> "subprocess.Popen[bytes]":
+def sleeper():
     """A Python process that stands in a known place."""
     code = "import time\ndef stand_here():\n    print('up', flush=True); time.sleep(600)\nstand_here()"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -326,9 +311,7 @@ def until(process: "subprocess.Popen[bytes]", status: str) -> None:
     wait_for(lambda: psutil.Process(process.pid).status() == status, 10)
 
 
-def test_a_stack_is_read_without_touching_the_process_even_when_it_is_stopped(
-    sleeper: "subprocess.Popen[bytes]",
-) -> None:
+def test_a_stack_is_read_without_touching_the_process_even_when_it_is_stopped(sleeper):
     for state, status in (("S", psutil.STATUS_SLEEPING), ("T", psutil.STATUS_STOPPED)):
         if state == "T":
             sleeper.send_signal(signal.SIGSTOP)
@@ -340,7 +323,7 @@ def test_a_stack_is_read_without_touching_the_process_even_when_it_is_stopped(
         assert stack.state == state and stack.main[0].name == "stand_here"
 
 
-def test_a_failed_dump_is_noted_and_is_no_error() -> None:
+def test_a_failed_dump_is_noted_and_is_no_error():
     process = subprocess.Popen(["sleep", "600"])
     [known] = descendants([process.pid])[process.pid]
     assert dump_stacks([("main", known)])[0].failure is None  # no Python runs there
@@ -350,12 +333,12 @@ def test_a_failed_dump_is_noted_and_is_no_error() -> None:
     assert "no time left" in (dump_stacks([("main", own)], deadline_s=0)[0].failure or "")
 
 
-def test_a_machine_without_py_spy_is_reported_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_py_spy_is_reported_before_a_run(monkeypatch):
     monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
     assert why_unreadable() == "py-spy is not installed"
 
 
-def test_the_tree_has_descendants_with_their_use(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_the_tree_has_descendants_with_their_use(sleeper):
     tree = descendants([os.getpid(), sleeper.pid])
     assert [process.pid for process in tree[sleeper.pid]] == [sleeper.pid]
     assert sleeper.pid not in [process.pid for process in tree[os.getpid()]]  # it counts for the nearer root
@@ -364,7 +347,7 @@ def test_the_tree_has_descendants_with_their_use(sleeper: "subprocess.Popen[byte
     assert descendants([2**22 + 1]) == {2**22 + 1: []}
 
 
-def test_py_spys_json_becomes_frames() -> None:
+def test_py_spys_json_becomes_frames():
     record = {
         "thread_name": "MainThread",
         "active": True,
@@ -374,9 +357,7 @@ def test_py_spys_json_becomes_frames() -> None:
     assert (thread.name, thread.active, str(thread.frames[0])) == ("MainThread", True, "f (a.py:3)")
 
 
-def test_samples_are_a_line_a_component_and_one_of_the_host(
-    tmp_path: Path, sleeper: "subprocess.Popen[bytes]"
-) -> None:
+def test_samples_are_a_line_a_component_and_one_of_the_host(tmp_path, sleeper):
     sampler = Sampler(tmp_path / "samples.jsonl")
     for now in (10.0, 15.0):
         sampler.sample({"retrieval": sleeper.pid}, now)
@@ -385,12 +366,12 @@ def test_samples_are_a_line_a_component_and_one_of_the_host(
     assert records[2]["rss_mb"] > 1 and records[2]["cpu_share"] >= 0 and records[3]["disk_free_gb"] > 0
 
 
-def test_a_machine_without_nvml_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_nvml_has_no_gpus(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert Gpus().read() == []
 
 
-def test_gpus_are_read_through_nvml_and_a_lost_one_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_read_through_nvml_and_a_lost_one_is_left_out(monkeypatch):
     def handle(index: int) -> int:
         if index == 1:
             raise RuntimeError("GPU is lost")
@@ -424,7 +405,7 @@ def test_gpus_are_read_through_nvml_and_a_lost_one_is_left_out(monkeypatch: pyte
     ],
     ids=["version 2", "version 1", "version 1 in a container"],
 )
-def test_kills_are_counted_from_the_cgroup(tmp_path: Path, membership: str, counter: str) -> None:
+def test_kills_are_counted_from_the_cgroup(tmp_path, membership, counter):
     (tmp_path / "membership").write_text(membership)
     path = tmp_path / counter
     path.parent.mkdir(parents=True)
@@ -438,7 +419,7 @@ def test_kills_are_counted_from_the_cgroup(tmp_path: Path, membership: str, coun
     )
 
 
-def test_a_kill_in_the_kernels_log_is_explained_by_pid(tmp_path: Path) -> None:
+def test_a_kill_in_the_kernels_log_is_explained_by_pid(tmp_path):
     log = tmp_path / "kmsg"
     log.write_text(
         "6,1,2,-;Memory cgroup out of memory: Killed process 17 (python) total-vm:1kB\n"
@@ -450,13 +431,13 @@ def test_a_kill_in_the_kernels_log_is_explained_by_pid(tmp_path: Path) -> None:
     watch.close()
 
 
-def test_a_kernel_log_that_cannot_be_read_is_given_up(tmp_path: Path) -> None:
+def test_a_kernel_log_that_cannot_be_read_is_given_up(tmp_path):
     (tmp_path / "folder").mkdir()
     watch = OomWatch(tmp_path, tmp_path / "folder")  # it opens, and every read fails
     assert watch.explain({1}) is None
 
 
-def test_events_outlive_a_full_disk_and_a_line_that_was_cut_off(tmp_path: Path) -> None:
+def test_events_outlive_a_full_disk_and_a_line_that_was_cut_off(tmp_path):
     EventLog(Path("/dev/full/x")).add("crash", "retrieval", "died")
     EventLog(None).add("crash", "retrieval", "died")
     log = EventLog(tmp_path / "logs" / "events.jsonl")
@@ -467,7 +448,7 @@ def test_events_outlive_a_full_disk_and_a_line_that_was_cut_off(tmp_path: Path) 
     assert (event["kind"], event["component"], event["code"]) == ("crash", "retrieval", -9)
 
 
-def test_a_page_has_the_last_line_of_what_others_write_about_the_run(tmp_path: Path) -> None:
+def test_a_page_has_the_last_line_of_what_others_write_about_the_run(tmp_path):
     stream = tmp_path / "flow.jsonl"
     stream.write_text('{"depth": 1}\n{"depth": 7}\n{"dep')
     assert last_line(stream) == '{"depth": 7}' and last_line(tmp_path / "none") == ""

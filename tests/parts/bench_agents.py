@@ -22,10 +22,7 @@ class MyAgent:
         api_key = extra_kwargs.get("api_key") or os.getenv("OPENAI_API_KEY")
         async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
             await client.chat.completions.create(
-                model=MODEL,
-                messages=data["messages"],
-                temperature=0,
-                max_tokens=8,
+                model=MODEL, messages=data["messages"], temperature=0, max_tokens=8
             )
         return 1.0  # random reward
 

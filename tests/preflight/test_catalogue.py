@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from _pytest.mark import ParameterSet
-from conftest import Prepared, unused_port
+from conftest import unused_port
 from hydra import initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
@@ -62,13 +62,13 @@ PLAYED = ["env=wordle"]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, prepared: Prepared) -> Iterator[World]:
+def world(tmp_path_factory, prepared):
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
         yield World(tmp_path_factory.mktemp("world"), prepared.corpus, prepared.model)
 
 
 @pytest.fixture(autouse=True)
-def nothing_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_of_this_machine(monkeypatch):
     """No secrets, and no other programs in memory."""
     monkeypatch.setattr(machine, "memory_free", memory_limit)
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
@@ -205,9 +205,7 @@ def sight_of(case: dict[str, Any]) -> Sight:
 
 @pytest.mark.parametrize("content", ["[" * 100_000, "[]", b"\xff", "", '{"model_type": "llama"}'])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
-def test_a_damaged_file_of_a_model_is_an_error_of_its_key_that_names_it(
-    world: World, tmp_path: Path, name: str, content: str | bytes
-) -> None:
+def test_a_damaged_file_of_a_model_is_an_error_of_its_key_that_names_it(world, tmp_path, name, content):
     def damage(model: Path) -> None:
         (model / name).write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -221,7 +219,7 @@ def test_a_damaged_file_of_a_model_is_an_error_of_its_key_that_names_it(
     field=st.sampled_from([name for name in config_of(KNOWN["qwen3-8b"]) if name != "model_type"]),
     value=st.sampled_from([None, 0, -1, 1.5, "many", [], {}, True, 10**30]),
 )
-def test_sizes_are_positive_numbers_or_refused(field: str, value: object) -> None:
+def test_sizes_are_positive_numbers_or_refused(field, value):
     try:
         shape = shape_of({**config_of(KNOWN["qwen3-8b"]), field: value})
     except ValueError as refused:
@@ -231,9 +229,7 @@ def test_sizes_are_positive_numbers_or_refused(field: str, value: object) -> Non
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_configuration_is_reported_with_its_key(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, name: str
-) -> None:
+def test_a_broken_configuration_is_reported_with_its_key(world, tmp_path, monkeypatch, request, name):
     case = BROKEN[name]
     for variable, value in case.get("env", {}).items():
         monkeypatch.setenv(variable, value)
@@ -346,7 +342,7 @@ def every_launch() -> Iterator[ParameterSet]:
                 yield pytest.param(env, compute, stage, marks=marks, id=f"{env}-{compute}-{stage}")
 
 
-def test_every_machine_has_a_recipe() -> None:
+def test_every_machine_has_a_recipe():
     own = {"local", "2x8xh100"}  # a cluster that one starts oneself: tests/preflight/test_preflight_nodes.py
     assert {*RECIPES, *own} == {path.stem for path in (CONFIG_DIR / "compute").glob("*.yaml")}
 
@@ -369,7 +365,7 @@ def test_every_environment_composes_and_passes_preflight_on_every_machine_in_eve
     assert report.machine is not None and report.machine.usd_per_hour > 0
 
 
-def test_a_port_that_is_taken_here_says_nothing_of_a_machine_elsewhere(world: World) -> None:
+def test_a_port_that_is_taken_here_says_nothing_of_a_machine_elsewhere(world):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         taken = f"retrieval.port={listener.getsockname()[1]}"
         config = world.config("challenger", ["compute=8xh100"], "full", [taken])
@@ -377,7 +373,7 @@ def test_a_port_that_is_taken_here_says_nothing_of_a_machine_elsewhere(world: Wo
     assert report.errors == []
 
 
-def test_names_that_are_checked_without_verl_are_verls() -> None:
+def test_names_that_are_checked_without_verl_are_verls():
     from verl.utils.torch_dtypes import BFLOAT_LIST, FLOAT_LIST, HALF_LIST
     from verl.utils.tracking import Tracking
 
@@ -385,7 +381,7 @@ def test_names_that_are_checked_without_verl_are_verls() -> None:
     assert all(name in [*HALF_LIST, *FLOAT_LIST, *BFLOAT_LIST] for name in PRECISIONS)
 
 
-def test_nothing_is_left_behind(world: World) -> None:
+def test_nothing_is_left_behind(world):
     before = sorted(path for path in world.root.rglob("*"))
     preflight(world.config("challenger", ["hardware=cpu"], "short", []), "challenger")
     assert sorted(path for path in world.root.rglob("*")) == before
@@ -393,7 +389,7 @@ def test_nothing_is_left_behind(world: World) -> None:
 
 
 @pytest.mark.parametrize("opens", ["<think>\n", "<think>\n\n</think>\n\n"])
-def test_a_template_that_opens_the_thinking_itself_is_noted(world: World, tmp_path: Path, opens: str) -> None:
+def test_a_template_that_opens_the_thinking_itself_is_noted(world, tmp_path, opens):
     def damage(model: Path) -> None:
         with (model / "chat_template.jinja").open("a") as template:
             template.write(f"{{{{ {opens!r} if add_generation_prompt else '' }}}}")
@@ -405,7 +401,7 @@ def test_a_template_that_opens_the_thinking_itself_is_noted(world: World, tmp_pa
     assert [one.severity for one in report.findings if repr(opens) in one.why] == ["note"]
 
 
-def test_what_becomes_of_a_benchmarks_answers_is_noted(world: World, tmp_path: Path) -> None:
+def test_what_becomes_of_a_benchmarks_answers_is_noted(world, tmp_path):
     (tmp_path / "exam.csv").write_text(
         "question,answer\nWhich?,C++\nHow cold?,-5\nTrue?,True\nWhich grade?,A\nWho?,Vell\n"
     )

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -45,12 +45,12 @@ ELSEWHERE = "https://search.example.com/wiki"
 
 
 @pytest.fixture(scope="module")
-def chroma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chroma(tmp_path_factory):
     return build_collection(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")
-def service(chroma: Path) -> Iterator[str]:
+def service(chroma):
     """The address of a service that asks for a token."""
     with serving_with_token(chroma, TOKEN) as url:
         yield url
@@ -82,7 +82,7 @@ def findings(config: DictConfig, starting: bool = True) -> list[Finding]:
     return list(check_external_search(CheckContext(config, "evaluate", machine, starting, False, Readings())))
 
 
-def test_tools_rewards_and_environments_search_there(tmp_path: Path) -> None:
+def test_tools_rewards_and_environments_search_there(tmp_path):
     challenger = run_config(tmp_path, f"{ELSEWHERE}/", of=composed("challenger"))
     assert challenger.search_tool.tools[0].config.retrieval_url == ELSEWHERE
     assert challenger.reward.custom_reward_function.reward_kwargs.solver.retrieval.url == ELSEWHERE
@@ -91,8 +91,8 @@ def test_tools_rewards_and_environments_search_there(tmp_path: Path) -> None:
 
 
 def test_a_run_starts_no_retrieval_process_and_takes_no_port_or_memory_for_one(
-    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, service, monkeypatch
+):
     config = run_config(tmp_path, service, of=composed("challenger"))
     choose_ports(config)
     retrieval, solver = stage_services(config, "challenger")
@@ -106,8 +106,8 @@ def test_a_run_starts_no_retrieval_process_and_takes_no_port_or_memory_for_one(
 
 
 def test_its_results_depend_on_the_same_index_as_with_a_service_of_its_own(
-    tmp_path: Path, chroma: Path, service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, chroma, service, monkeypatch
+):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     config = run_config(tmp_path, service, {"chroma.path": str(chroma)})
     there = fingerprint_index(config)
@@ -115,7 +115,7 @@ def test_its_results_depend_on_the_same_index_as_with_a_service_of_its_own(
     assert fingerprint_index(config) == there
 
 
-def test_two_runs_search_one_service(tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_runs_search_one_service(tmp_path, service, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     before, titles = read_metric(service, "retrieval_queries_total"), dict[str, list[str]]()
 
@@ -142,9 +142,7 @@ def test_two_runs_search_one_service(tmp_path: Path, service: str, monkeypatch: 
         assert (first["kind"], last["kind"], first["component"]) == ("start", "stopped", "retrieval")
 
 
-def test_preflight_shows_which_index_a_fitting_service_has(
-    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preflight_shows_which_index_a_fitting_service_has(tmp_path, service, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     (found,) = findings(run_config(tmp_path, service))
     assert found.severity == "note" and f"{len(PASSAGES)} documents" in found.why
@@ -158,17 +156,15 @@ def test_preflight_shows_which_index_a_fitting_service_has(
     ],
 )
 def test_preflight_refuses_a_service_of_another_collection_or_embedder(
-    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch, key: str, value: str, says: str
-) -> None:
+    tmp_path, service, monkeypatch, key, value, says
+):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     config = run_config(tmp_path, service, {key: value})
     (found,) = (one for one in findings(config) if one.severity == "error")
     assert found.key == key and says in found.why
 
 
-def test_preflight_refuses_a_service_of_another_version_of_the_index_at_hand(
-    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preflight_refuses_a_service_of_another_version_of_the_index_at_hand(tmp_path, service, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     monkeypatch.setitem(PASSAGES, "Orrin", "Orrin is a town that has lost its harbour.")
     config = run_config(tmp_path, service, {"chroma.path": str(build_collection(tmp_path))})
@@ -176,25 +172,21 @@ def test_preflight_refuses_a_service_of_another_version_of_the_index_at_hand(
     assert found.key == "retrieval.url" and "prompts made from one are not about the other" in found.why
 
 
-def test_preflight_refuses_a_token_that_the_service_does_not_take(
-    tmp_path: Path, service: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preflight_refuses_a_token_that_the_service_does_not_take(tmp_path, service, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "wrong-0815")
     with pytest.raises(ServiceUnusable, match="needs a bearer token: set RETRIEVAL_TOKEN") as refused:
         findings(run_config(tmp_path, service))
     assert "0815" not in str(refused.value)
 
 
-def test_preflight_warns_of_a_token_that_is_sent_in_the_clear_to_another_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_preflight_warns_of_a_token_that_is_sent_in_the_clear_to_another_machine(tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     found = findings(run_config(tmp_path, "http://search.invalid:8000"))
     assert ["can read the token in RETRIEVAL_TOKEN" in one.why for one in found] == [True, False]
     assert [one.severity for one in found] == ["warning", "error"]
 
 
-def test_a_service_that_only_the_declared_machine_may_reach_is_a_warning_here(tmp_path: Path) -> None:
+def test_a_service_that_only_the_declared_machine_may_reach_is_a_warning_here(tmp_path):
     config = run_config(tmp_path, "https://search.invalid", of=composed("evaluate", "compute=8xh100"))
     (found,) = findings(config, starting=False)
     assert found.severity == "warning" and "no retrieval service answers" in found.why
@@ -209,9 +201,7 @@ def test_a_service_that_only_the_declared_machine_may_reach_is_a_warning_here(tm
         ("preview", ["source=papers.jsonl"], "searches the index that it makes of a sample"),
     ],
 )
-def test_what_contradicts_it_is_refused_when_the_config_is_composed(
-    stage: str, overrides: list[str], says: str
-) -> None:
+def test_what_contradicts_it_is_refused_when_the_config_is_composed(stage, overrides, says):
     has_url = any(override.startswith("retrieval.url=") for override in overrides)
     with pytest.raises(OverrideError, match=says):
         compose_stage(stage, [*([] if has_url else [f"retrieval.url={ELSEWHERE}"]), *overrides])
@@ -228,9 +218,7 @@ class Searched:
         return self.failure is None
 
 
-def test_of_a_service_that_dies_mid_run_the_calls_are_counted_and_it_is_named(
-    tmp_path: Path, chroma: Path
-) -> None:
+def test_of_a_service_that_dies_mid_run_the_calls_are_counted_and_it_is_named(tmp_path, chroma):
     with serving(chroma) as server:
         config = run_config(tmp_path, server.url)
         spec = search_spec(config)

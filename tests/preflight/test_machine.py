@@ -33,9 +33,7 @@ from drzero.stages.demo import demo_overrides
         ("", 24_576, 24.0, 989),
     ],
 )
-def test_a_local_machine_has_the_memory_of_its_own_gpus(
-    monkeypatch: pytest.MonkeyPatch, driver: str, total_mb: int, memory_gib: float, tflops: float
-) -> None:
+def test_a_local_machine_has_the_memory_of_its_own_gpus(monkeypatch, driver, total_mb, memory_gib, tflops):
     config = resolve(compose_plain("solver", ["hardware=single_gpu", "model=demo-policy"]))
     sample = GpuSample(0, 0, total_mb, 0, name=driver)
     monkeypatch.setattr(machine, "Gpus", lambda: SimpleNamespace(read=lambda: [sample]))
@@ -44,7 +42,7 @@ def test_a_local_machine_has_the_memory_of_its_own_gpus(
     assert gpu.bf16_tflops == tflops
 
 
-def test_a_machine_that_is_rented_elsewhere_has_what_it_declares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_is_rented_elsewhere_has_what_it_declares(monkeypatch):
     config = resolve(compose_plain("solver", ["compute=single_h100", "hardware=single_gpu"]))
     sample = GpuSample(0, 0, 143_771, 0, name="NVIDIA H200")
     monkeypatch.setattr(machine, "Gpus", lambda: SimpleNamespace(read=lambda: [sample]))
@@ -62,9 +60,7 @@ def test_a_machine_that_is_rented_elsewhere_has_what_it_declares(monkeypatch: py
         (24, None, ""),
     ],
 )
-def test_the_memory_that_others_leave_is_what_a_start_has(
-    monkeypatch: pytest.MonkeyPatch, free_gib: float, severity: str | None, said: str
-) -> None:
+def test_the_memory_that_others_leave_is_what_a_start_has(monkeypatch, free_gib, severity, said):
     config = compose_stage("challenger", demo_overrides([]))
     monkeypatch.setattr(machine, "memory_limit", lambda: 24 * 2**30)
     monkeypatch.setattr(machine, "memory_free", lambda: int(free_gib * 2**30))
@@ -75,7 +71,7 @@ def test_the_memory_that_others_leave_is_what_a_start_has(
     assert said in text and ("close other programs (chrome 9.0 GiB (pid 8))" in text) == bool(severity)
 
 
-def test_the_largest_other_programs_are_named_without_the_runs_own() -> None:
+def test_the_largest_other_programs_are_named_without_the_runs_own():
     hold = "import sys; held = bytearray(400 << 20); held[::4096] = b'1' * len(held[::4096]); input()"
     with subprocess.Popen([sys.executable, "-c", hold], stdin=subprocess.PIPE) as own:
         try:

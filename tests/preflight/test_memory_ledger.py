@@ -68,16 +68,8 @@ def count(config: PretrainedConfig) -> int:
     bias=st.booleans(),
 )
 def test_a_formula_counts_what_transformers_makes(
-    family: str,
-    layers: int,
-    kv_heads: int,
-    groups: int,
-    head_size: int,
-    width: int,
-    intermediate: int,
-    tied: bool,
-    bias: bool,
-) -> None:
+    family, layers, kv_heads, groups, head_size, width, intermediate, tied, bias
+):
     config = FAMILIES[family](
         vocab_size=37,
         hidden_size=kv_heads * groups * 2 * width,  # Transformers wants a multiple of the heads
@@ -106,16 +98,16 @@ def test_a_formula_counts_what_transformers_makes(
         ("/corpus/models/demo-policy", 134_515_008),
     ],
 )
-def test_a_shipped_model_has_its_published_parameters(model: str, parameters: int) -> None:
+def test_a_shipped_model_has_its_published_parameters(model, parameters):
     shape = load_shape(model)
     assert shape is not None and shape.parameters == parameters
 
 
-def test_every_family_that_is_counted_is_compared() -> None:
+def test_every_family_that_is_counted_is_compared():
     assert set(COUNTED) == set(FAMILIES)
 
 
-def test_a_model_of_another_family_is_not_guessed() -> None:
+def test_a_model_of_another_family_is_not_guessed():
     assert shape_of({"model_type": "mixtral"}) is None
 
 
@@ -129,9 +121,7 @@ def test_a_model_of_another_family_is_not_guessed() -> None:
         (None, 0),
     ],
 )
-def test_rope_scaling_stretches_the_context_as_sglang_reckons_it(
-    scaling: dict[str, object] | None, stretched: int
-) -> None:
+def test_rope_scaling_stretches_the_context_as_sglang_reckons_it(scaling, stretched):
     config = LlamaConfig(max_position_embeddings=1024).to_dict() | {
         "rope_scaling": scaling,
         "rope_parameters": {},
@@ -140,7 +130,7 @@ def test_rope_scaling_stretches_the_context_as_sglang_reckons_it(
     assert shape is not None and (shape.context, shape.stretched_context) == (1024, stretched)
 
 
-def test_the_shape_of_a_folder_is_that_of_its_config(tiny_model: Path) -> None:
+def test_the_shape_of_a_folder_is_that_of_its_config(tiny_model):
     shape = load_shape(str(tiny_model))
     assert shape is not None and shape.parameters == count(AutoConfig.from_pretrained(tiny_model))
 
@@ -149,7 +139,7 @@ def test_the_shape_of_a_folder_is_that_of_its_config(tiny_model: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def published() -> DictConfig:
+def published():
     """The challenger on the paper's machine, with as many tokens a micro-batch as a tied model has."""
     tied = ["fused_head=true", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=16384"]
     return resolve(compose_plain("challenger", ["hardware=8xh100", "model=qwen2.5-7b", *tied]))
@@ -166,7 +156,7 @@ def ledger(config: DictConfig, **changes: object) -> Ledger:
     return training_ledger(changed, MACHINE, SHAPE, SHAPE)
 
 
-def test_adam_takes_16_bytes_a_weight_over_all_gpus(published: DictConfig) -> None:
+def test_adam_takes_16_bytes_a_weight_over_all_gpus(published):
     items = ledger(published).phases["update"]
     state = items["actor: weights"] + items["actor: gradients"] + items["actor: Adam"]
     assert state == pytest.approx(16 * SHAPE.parameters / 8 / GIB)
@@ -183,8 +173,8 @@ def test_adam_takes_16_bytes_a_weight_over_all_gpus(published: DictConfig) -> No
     ],
 )
 def test_the_gradient_of_logits_takes_their_place_where_flash_attn_computes_the_loss(
-    published: DictConfig, changes: dict[str, object], number: int
-) -> None:
+    published, changes, number
+):
     tokens = micro_batch_tokens(published)
     assert tokens == 16384
     chosen = {f"actor_rollout_ref__{key}": value for key, value in changes.items()}
@@ -193,7 +183,7 @@ def test_the_gradient_of_logits_takes_their_place_where_flash_attn_computes_the_
     assert logits == pytest.approx(number * tokens * 152064 / GIB)
 
 
-def test_what_is_offloaded_is_on_the_gpu_for_the_update_alone(published: DictConfig) -> None:
+def test_what_is_offloaded_is_on_the_gpu_for_the_update_alone(published):
     phases = ledger(published).phases
     assert "actor: Adam" not in phases["rollout"] and "actor: Adam" in phases["update"]
     key = "actor_rollout_ref__actor__fsdp_config__optimizer_offload"
@@ -202,7 +192,7 @@ def test_what_is_offloaded_is_on_the_gpu_for_the_update_alone(published: DictCon
     assert "actor: Adam" in kept and "actor: gradients" not in kept
 
 
-def test_an_offload_policy_keeps_the_state_off_the_gpu(published: DictConfig) -> None:
+def test_an_offload_policy_keeps_the_state_off_the_gpu(published):
     key = "actor_rollout_ref__actor__fsdp_config__offload_policy"
     assert not any(
         "Adam" in name for items in ledger(published, **{key: True}).phases.values() for name in items
@@ -222,19 +212,17 @@ def test_an_offload_policy_keeps_the_state_off_the_gpu(published: DictConfig) ->
         {"actor_rollout_ref__actor__fsdp_config__model_dtype": "bf16"},
     ],
 )
-def test_less_of_anything_leaves_more_for_the_update(
-    published: DictConfig, changes: dict[str, object]
-) -> None:
+def test_less_of_anything_leaves_more_for_the_update(published, changes):
     assert ledger(published, **changes).total("update") < ledger(published).total("update")
 
 
-def test_without_gradient_checkpointing_every_layer_is_kept(published: DictConfig) -> None:
+def test_without_gradient_checkpointing_every_layer_is_kept(published):
     key = "actor_rollout_ref__model__enable_gradient_checkpointing"
     kept = ledger(published, **{key: False}).phases["update"]["actor: activations"]
     assert kept == pytest.approx(28 * ledger(published).phases["update"]["actor: one layer"])
 
 
-def test_a_fused_head_takes_the_same_for_any_number_of_tokens(published: DictConfig) -> None:
+def test_a_fused_head_takes_the_same_for_any_number_of_tokens(published):
     tokens = "actor_rollout_ref__actor__ppo_max_token_len_per_gpu"
     items, fewer = (ledger(published, **{tokens: count}).phases["update"] for count in (16384, 4096))
     assert items["actor: head"] == fewer["actor: head"] and "actor: logits" not in items
@@ -242,14 +230,14 @@ def test_a_fused_head_takes_the_same_for_any_number_of_tokens(published: DictCon
     assert apart["actor: logits"] > items["actor: head"]
 
 
-def test_gradients_that_are_exchanged_once_are_whole_on_every_gpu(published: DictConfig) -> None:
+def test_gradients_that_are_exchanged_once_are_whole_on_every_gpu(published):
     key = "actor_rollout_ref__actor__fsdp_config__use_no_sync_for_gradient_accumulation"
     assert ledger(published, **{key: True}).phases["update"]["actor: gradients"] == pytest.approx(
         4 * SHAPE.parameters / GIB
     )
 
 
-def test_adams_step_needs_another_copy_unless_it_is_fused(published: DictConfig) -> None:
+def test_adams_step_needs_another_copy_unless_it_is_fused(published):
     assert "optimizer's step" not in ledger(published).phases
     key = "actor_rollout_ref__actor__optim__override_optimizer_config"
     items = ledger(published, **{key: None}).phases["optimizer's step"]
@@ -269,9 +257,7 @@ def test_adams_step_needs_another_copy_unless_it_is_fused(published: DictConfig)
         ("qwen2.5-3b-instruct", 4_000, False, "drzero_packed", 66.90),
     ],
 )
-def test_the_update_takes_what_was_measured_within_a_tenth(
-    shape: str, tokens: int, checkpointing: bool, attention: str, measured: float
-) -> None:
+def test_the_update_takes_what_was_measured_within_a_tenth(shape, tokens, checkpointing, attention, measured):
     """The peaks in docs/gpu.md: one H100, the tokens that a micro-batch really had, Adam not fused."""
     config = resolve(compose_plain("solver", ["hardware=single_gpu", "model=qwen2.5-3b"]))
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
@@ -284,7 +270,7 @@ def test_the_update_takes_what_was_measured_within_a_tenth(
     assert max(sums) == pytest.approx(measured, rel=0.1)
 
 
-def test_an_engine_that_does_not_sleep_stays_during_the_update(published: DictConfig) -> None:
+def test_an_engine_that_does_not_sleep_stays_during_the_update(published):
     key = "actor_rollout_ref__rollout__free_cache_engine"
     awake, asleep = ledger(published, **{key: False}).phases, ledger(published).phases
     assert "rollout engine: share" in awake["update"] and "weight sync" not in awake
@@ -292,7 +278,7 @@ def test_an_engine_that_does_not_sleep_stays_during_the_update(published: DictCo
     assert 2.5 < asleep["update"]["rollout engine: asleep"] < asleep["rollout"]["rollout engine: outside it"]
 
 
-def test_sglang_takes_its_share_of_what_is_free_when_it_starts(published: DictConfig) -> None:
+def test_sglang_takes_its_share_of_what_is_free_when_it_starts(published):
     items = ledger(published).phases["rollout"]
     others = sum(gib for name, gib in items.items() if not name.startswith("rollout engine"))
     assert items["solver: share"] == pytest.approx(0.25 * (79.2 - CONTEXT_GIB))
@@ -307,7 +293,7 @@ def captures() -> list[list[str]]:
     return [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows]
 
 
-def test_the_ledger_knows_what_sglang_captures_on_each_gpu() -> None:
+def test_the_ledger_knows_what_sglang_captures_on_each_gpu():
     compared = set()
     for gpus, tp, prefill, batch, lengths, asleep, at_work, _ in captures():
         for name in gpus.split(", "):
@@ -322,9 +308,7 @@ def test_the_ledger_knows_what_sglang_captures_on_each_gpu() -> None:
     assert {name for name, _ in compared} == {gpu.name for gpu in GPUS.values() if gpu.has_bf16}
 
 
-def test_weights_are_synced_into_a_woken_engine_through_two_buckets_and_a_tensor(
-    published: DictConfig,
-) -> None:
+def test_weights_are_synced_into_a_woken_engine_through_two_buckets_and_a_tensor(published):
     embedding = 4 * 152064 * 3584 / GIB  # more than the bucket's 2 GiB
     items = ledger(published).phases["weight sync"]
     assert items["rollout engine: weights"] == pytest.approx(2 * SHAPE.parameters / GIB)
@@ -335,7 +319,7 @@ def test_weights_are_synced_into_a_woken_engine_through_two_buckets_and_a_tensor
     assert "actor: weights" not in items
 
 
-def test_an_adapter_is_merged_on_the_gpu_or_leaves_the_engine_its_weights(published: DictConfig) -> None:
+def test_an_adapter_is_merged_on_the_gpu_or_leaves_the_engine_its_weights(published):
     lora = {"actor_rollout_ref__model__lora_rank": 16}
     apart = ledger(published, **lora)
     merged = ledger(published, **lora, actor_rollout_ref__model__lora__merge=True)
@@ -357,8 +341,8 @@ def test_an_adapter_is_merged_on_the_gpu_or_leaves_the_engine_its_weights(publis
     ],
 )
 def test_host_memory_holds_what_is_offloaded_and_a_copy_of_each_sleeping_engines_weights(
-    published: DictConfig, changes: dict[str, object], offloaded: int, backed_up: int
-) -> None:
+    published, changes, offloaded, backed_up
+):
     config = published.copy()
     for key, value in changes.items():
         OmegaConf.update(config, f"actor_rollout_ref.{key.replace('__', '.')}", value)
@@ -370,15 +354,13 @@ def test_host_memory_holds_what_is_offloaded_and_a_copy_of_each_sleeping_engines
 @pytest.mark.parametrize(
     ("device", "encoders", "models"), [("cuda", 2, 1), ("cuda", 9, 2), ("cuda:1", 3, 3), ("cpu", 2, 0)]
 )
-def test_encoders_take_turns_on_the_gpus(
-    published: DictConfig, device: str, encoders: int, models: int
-) -> None:
+def test_encoders_take_turns_on_the_gpus(published, device, encoders, models):
     changes = {"retrieval__device": device, "retrieval__encoders": encoders}
     items = ledger(published, **changes).phases["update"]
     assert items.get("encoders (of one GPU)", 0) == models * EMBEDDER_GIB
 
 
-def test_encoders_and_the_indexs_graph_lie_in_host_memory(published: DictConfig, tmp_path: Path) -> None:
+def test_encoders_and_the_indexs_graph_lie_in_host_memory(published, tmp_path):
     (tmp_path / "segment").mkdir()
     (tmp_path / "segment" / "data_level0.bin").write_bytes(bytes(1 << 20))
     changed = published.copy()
@@ -390,7 +372,7 @@ def test_encoders_and_the_indexs_graph_lie_in_host_memory(published: DictConfig,
     assert retrieval_in_host_memory(changed) == {}
 
 
-def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences() -> None:
+def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences():
     shape = KNOWN["demo-policy"]
     words = ["hardware=cpu", "rollout=sglang", "solver.dtype=bfloat16"]
     config = resolve(compose_plain("challenger", words))
@@ -406,7 +388,7 @@ def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences
     assert twice["solver: weights"] == needed["solver: weights"]
 
 
-def test_an_adapter_is_what_is_trained(published: DictConfig) -> None:
+def test_an_adapter_is_what_is_trained(published):
     changed = published.copy()
     OmegaConf.update(changed, "actor_rollout_ref.model.lora_rank", 1)
     layer = 4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18944)

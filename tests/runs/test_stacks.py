@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -38,14 +37,14 @@ wait_for_batch()
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """The folder of a run."""
     (tmp_path / "logs").mkdir()
     return tmp_path
 
 
 @pytest.fixture
-def live(run: Path) -> Iterator[Path]:
+def live(run):
     """The run in its second step, supervised by this process: a trainer with two workers, all asleep."""
     up, script, log = run / "up", run / "trainer.py", run / "logs" / "trainer.log"
     script.write_text(TRAINER)
@@ -73,9 +72,7 @@ def readable() -> None:
         pytest.skip(f"this machine does not allow it: {problem}")
 
 
-def test_all_processes_are_grouped_by_where_they_stand_and_the_page_has_their_stacks(
-    live: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_processes_are_grouped_by_where_they_stand_and_the_page_has_their_stacks(live, capsys):
     readable()
     assert main(["stacks", str(live)]) == 0
     out = capsys.readouterr().out
@@ -90,9 +87,7 @@ def test_all_processes_are_grouped_by_where_they_stand_and_the_page_has_their_st
     assert page.count("play (trainer.py:7)") == 3, "in its group, and in full for each process"
 
 
-def test_a_reported_stall_is_diagnosed_from_the_present_stacks(
-    live: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reported_stall_is_diagnosed_from_the_present_stacks(live, capsys):
     readable()
     stall = {"phase": "rollout", "step": 2, "silent_s": 61.0, "limit_s": 60.0, "report": "x"}
     EventLog(live / "logs" / EVENTS_FILE).add("stall", "rollout workers", "nothing moves", **stall)
@@ -105,15 +100,13 @@ def test_a_reported_stall_is_diagnosed_from_the_present_stacks(
     assert " s without progress (limit 60 s)" in page, "those since the report are added"
 
 
-def test_a_run_that_is_not_running_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_not_running_is_refused(run, capsys):
     assert main(["stacks", str(run)]) == 2
     assert f"{run} is not running: `drzero diagnose {run}` has how it ended" in capsys.readouterr().err
     assert list((run / "logs").iterdir()) == []
 
 
-def test_a_run_of_another_machine_is_refused_with_advice(
-    live: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_another_machine_is_refused_with_advice(live, capsys):
     """A lock on a shared disk names a foreign process, whose pid means another one here, or none."""
     for pid in (str(2**22 + 1), str(os.getppid())):
         (live / "lock").write_text(pid)
@@ -121,7 +114,7 @@ def test_a_run_of_another_machine_is_refused_with_advice(
         assert f"by process {pid} of another machine or container" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     for words, said in (
         ([], "takes one argument"),
         ([str(tmp_path / "none")], "is no folder"),
@@ -131,9 +124,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.Captur
         assert said in capsys.readouterr().err
 
 
-def test_a_machine_that_forbids_py_spy_is_refused_with_advice(
-    live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_machine_that_forbids_py_spy_is_refused_with_advice(live, tmp_path, monkeypatch, capsys):
     py_spy = tmp_path / "py-spy"
     py_spy.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2; exit 1\n")
     py_spy.chmod(0o755)
@@ -145,7 +136,7 @@ def test_a_machine_that_forbids_py_spy_is_refused_with_advice(
 
 
 @pytest.mark.slow("imports torch in two processes; test_diagnosis.py compares recorded stacks")
-def test_ranks_are_compared_from_another_terminal_before_any_limit_has_passed(run: Path) -> None:
+def test_ranks_are_compared_from_another_terminal_before_any_limit_has_passed(run):
     log = run / "logs" / "trainer.log"
     words = (sys.executable, str(HERE / "ranks.py"), "--folder", str(run), "--fault", "mismatch")
     with HeldLock(run / "lock"):

@@ -118,7 +118,7 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 @in_a_loop
-async def test_a_lone_request_does_not_wait() -> None:
+async def test_a_lone_request_does_not_wait():
     bench = Bench()
     for text in ("a", "b", "c"):
         bench.batcher.submit([text], 1)
@@ -128,14 +128,14 @@ async def test_a_lone_request_does_not_wait() -> None:
 
 
 @in_a_loop
-async def test_requests_of_one_moment_are_one_batch() -> None:
+async def test_requests_of_one_moment_are_one_batch():
     bench = Bench()
     await asyncio.gather(*(bench.ask(text) for text in "abc"))
     assert bench.encoders.batches == [["a", "b", "c"]]
 
 
 @in_a_loop
-async def test_a_batch_waits_for_a_request_that_has_begun_to_arrive() -> None:
+async def test_a_batch_waits_for_a_request_that_has_begun_to_arrive():
     bench = Bench()
     bench.batcher.expect()
     first = asyncio.create_task(bench.ask("a"))
@@ -148,7 +148,7 @@ async def test_a_batch_waits_for_a_request_that_has_begun_to_arrive() -> None:
 
 
 @in_a_loop
-async def test_a_held_batch_starts_when_the_awaited_request_is_refused() -> None:
+async def test_a_held_batch_starts_when_the_awaited_request_is_refused():
     bench = Bench()
     bench.batcher.expect()
     bench.batcher.submit(["a"], 1)
@@ -159,14 +159,14 @@ async def test_a_held_batch_starts_when_the_awaited_request_is_refused() -> None
 
 
 @in_a_loop
-async def test_a_batch_waits_no_longer_than_the_window() -> None:
+async def test_a_batch_waits_no_longer_than_the_window():
     bench = Bench(window_s=0.02)
     bench.batcher.expect()
     assert await bench.ask("a") == [[_number("a")]]
 
 
 @in_a_loop
-async def test_a_batch_waits_only_for_the_clients_that_were_answered_together() -> None:
+async def test_a_batch_waits_only_for_the_clients_that_were_answered_together():
     bench = Bench()
     await asyncio.gather(*(bench.ask(text) for text in "abc"))
     for text in "def":
@@ -179,7 +179,7 @@ async def test_a_batch_waits_only_for_the_clients_that_were_answered_together() 
 
 
 @in_a_loop
-async def test_a_full_batch_does_not_wait() -> None:
+async def test_a_full_batch_does_not_wait():
     bench = Bench(batch=2)
     bench.batcher.expect()
     bench.batcher.submit(["a", "b"], 1)
@@ -191,7 +191,7 @@ async def test_a_full_batch_does_not_wait() -> None:
 
 
 @in_a_loop
-async def test_queued_queries_are_one_batch_up_to_its_limit_oldest_first() -> None:
+async def test_queued_queries_are_one_batch_up_to_its_limit_oldest_first():
     bench = Bench(batch=4)
     await bench.occupy()
     asked = [asyncio.create_task(bench.ask(*texts)) for texts in ("a", "bb", "c", "d")]
@@ -203,7 +203,7 @@ async def test_queued_queries_are_one_batch_up_to_its_limit_oldest_first() -> No
 
 
 @in_a_loop
-async def test_two_free_encoders_share_the_queue() -> None:
+async def test_two_free_encoders_share_the_queue():
     bench = Bench(ready=2)
     await bench.occupy()
     asked = asyncio.create_task(bench.ask(*map(str, range(40))))
@@ -214,7 +214,7 @@ async def test_two_free_encoders_share_the_queue() -> None:
 
 
 @in_a_loop
-async def test_the_next_batch_is_encoded_while_one_is_searched() -> None:
+async def test_the_next_batch_is_encoded_while_one_is_searched():
     bench = Bench(batch=1)
     searching, go_on = threading.Event(), threading.Event()
 
@@ -233,7 +233,7 @@ async def test_the_next_batch_is_encoded_while_one_is_searched() -> None:
 
 
 @in_a_loop
-async def test_each_topk_is_searched_separately() -> None:
+async def test_each_topk_is_searched_separately():
     bench = Bench()
     few, many, more = await asyncio.gather(bench.ask("a"), bench.ask("b", topk=5), bench.ask("c"))
     assert [len(answer) for (answer,) in (few, many, more)] == [1, 5, 1]
@@ -241,7 +241,7 @@ async def test_each_topk_is_searched_separately() -> None:
 
 
 @given(st.lists(st.text(max_size=300), max_size=80))
-def test_groups_of_one_length_hold_every_text_once_and_pad_little(texts: list[str]) -> None:
+def test_groups_of_one_length_hold_every_text_once_and_pad_little(texts):
     groups = list(split_by_length(texts))
     assert sorted(place for group in groups for place in group) == list(range(len(texts)))
     for group in groups:
@@ -257,9 +257,7 @@ def test_groups_of_one_length_hold_every_text_once_and_pad_little(texts: list[st
     st.integers(1, 8),
     st.integers(1, 3),
 )
-def test_every_request_gets_its_own_answers_in_order(
-    requests: list[tuple[list[str], int]], batch: int, ready: int
-) -> None:
+def test_every_request_gets_its_own_answers_in_order(requests, batch, ready):
     requests = [([f"x{text}" for text in texts], topk) for texts, topk in requests]
 
     async def step() -> None:
@@ -274,7 +272,7 @@ def test_every_request_gets_its_own_answers_in_order(
 
 
 @in_a_loop
-async def test_a_full_queue_refuses_at_once_with_the_seconds_to_wait() -> None:
+async def test_a_full_queue_refuses_at_once_with_the_seconds_to_wait():
     bench = Bench(queue=3)
     await bench.occupy()
     bench.batcher.check_room(100)  # nothing waits: one request may be larger than the queue
@@ -286,7 +284,7 @@ async def test_a_full_queue_refuses_at_once_with_the_seconds_to_wait() -> None:
 
 
 @in_a_loop
-async def test_the_retry_time_follows_the_measured_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_retry_time_follows_the_measured_rate(monkeypatch):
     bench = Bench(queue=3)
     now = asyncio.get_running_loop().time()
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -297,7 +295,7 @@ async def test_the_retry_time_follows_the_measured_rate(monkeypatch: pytest.Monk
 
 
 @in_a_loop
-async def test_a_cancelled_query_is_not_encoded_and_frees_its_place() -> None:
+async def test_a_cancelled_query_is_not_encoded_and_frees_its_place():
     bench = Bench(queue=2)
     await bench.occupy()
     given_up, kept = bench.batcher.submit(["given up", "kept"], 1)
@@ -309,7 +307,7 @@ async def test_a_cancelled_query_is_not_encoded_and_frees_its_place() -> None:
 
 
 @in_a_loop
-async def test_cancelled_queries_are_forgotten_although_no_encoder_is_ready() -> None:
+async def test_cancelled_queries_are_forgotten_although_no_encoder_is_ready():
     bench = Bench(ready=0)
     futures = []
     for _ in range(100):
@@ -322,7 +320,7 @@ async def test_cancelled_queries_are_forgotten_although_no_encoder_is_ready() ->
 
 
 @in_a_loop
-async def test_a_query_cancelled_while_it_is_encoded_is_not_searched() -> None:
+async def test_a_query_cancelled_while_it_is_encoded_is_not_searched():
     bench = Bench()
     bench.encoders.gate.clear()
     given_up, kept = bench.batcher.submit(["given up", "kept"], 1)
@@ -338,7 +336,7 @@ async def test_a_query_cancelled_while_it_is_encoded_is_not_searched() -> None:
 
 @pytest.mark.parametrize(("bad", "reason"), [("bad", "RuntimeError: bad text"), ("nan", "no finite vector")])
 @in_a_loop
-async def test_a_bad_query_fails_alone(bad: str, reason: str) -> None:
+async def test_a_bad_query_fails_alone(bad, reason):
     bench = Bench()
     good, failed, other = await asyncio.gather(
         bench.ask("a", "b"), bench.ask(bad), bench.ask("c"), return_exceptions=True
@@ -348,7 +346,7 @@ async def test_a_bad_query_fails_alone(bad: str, reason: str) -> None:
 
 
 @in_a_loop
-async def test_an_unavailable_index_is_called_once_per_batch_and_works_when_it_is_back() -> None:
+async def test_an_unavailable_index_is_called_once_per_batch_and_works_when_it_is_back():
     bench = Bench()
     bench.index.down = StoreUnavailable("folder gone")
     failures = await asyncio.gather(*(bench.ask(text) for text in "abc"), return_exceptions=True)
@@ -360,7 +358,7 @@ async def test_an_unavailable_index_is_called_once_per_batch_and_works_when_it_i
 
 
 @in_a_loop
-async def test_a_batch_whose_encoder_died_is_repeated_on_another_ahead_of_the_others() -> None:
+async def test_a_batch_whose_encoder_died_is_repeated_on_another_ahead_of_the_others():
     bench = Bench(batch=2)
     bench.encoders.deaths = 1
     answers = await asyncio.gather(*(bench.ask(text) for text in ("a", "lethal", "c")))
@@ -369,7 +367,7 @@ async def test_a_batch_whose_encoder_died_is_repeated_on_another_ahead_of_the_ot
 
 
 @in_a_loop
-async def test_a_batch_whose_encoder_died_twice_is_unavailable() -> None:
+async def test_a_batch_whose_encoder_died_twice_is_unavailable():
     bench = Bench()
     bench.encoders.deaths = 2
     with pytest.raises(Unavailable, match="died twice"):
@@ -377,7 +375,7 @@ async def test_a_batch_whose_encoder_died_twice_is_unavailable() -> None:
     assert await bench.ask("a") == [[_number("a")]]
 
 
-def test_closing_does_not_wait_for_an_encoder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_does_not_wait_for_an_encoder_that_hangs(monkeypatch):
     monkeypatch.setattr("search.serving.batching.CLOSE_S", 0.01)
 
     async def step() -> None:
@@ -391,7 +389,7 @@ def test_closing_does_not_wait_for_an_encoder_that_hangs(monkeypatch: pytest.Mon
 
 
 @in_a_loop
-async def test_queries_wait_while_no_encoder_is_ready() -> None:
+async def test_queries_wait_while_no_encoder_is_ready():
     bench = Bench(ready=0)
     asked = asyncio.create_task(bench.ask("a"))
     await turns()
@@ -402,7 +400,7 @@ async def test_queries_wait_while_no_encoder_is_ready() -> None:
 
 
 @in_a_loop
-async def test_giving_up_fails_queued_queries_and_those_in_progress() -> None:
+async def test_giving_up_fails_queued_queries_and_those_in_progress():
     bench = Bench()
     busy = await bench.occupy()
     waiting = asyncio.create_task(bench.ask("a"))

@@ -19,7 +19,7 @@ ASKED = {"what did Mara Tesk paint?": "Mara Tesk", "when did Mara Tesk finish it
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     records = (json.dumps({"title": title, "text": text}) for title, text in PASSAGES.items())
     (folder / "corpus.jsonl").write_text("\n".join(records))
@@ -46,9 +46,7 @@ def crossed(folder: Path, answers: list[dict[str, Any]]) -> int:
     return Truth(folder, SPEC.name).check(load.record.answers, 1).crossed
 
 
-def test_an_answer_without_the_expected_passage_is_compared_with_the_vectors(
-    world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_without_the_expected_passage_is_compared_with_the_vectors(world, monkeypatch):
     monkeypatch.setattr(closed_loop, "KEPT", 0)
     other = answer_to(world, "bank lending to farmers")
     # A title that stands in the query proves nothing.
@@ -56,9 +54,7 @@ def test_an_answer_without_the_expected_passage_is_compared_with_the_vectors(
     assert crossed(world, [answer_to(world, next(iter(ASKED))), other]) == 1
 
 
-def test_answers_to_another_question_about_the_same_thing_are_detected_in_a_sample(
-    world: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_to_another_question_about_the_same_thing_are_detected_in_a_sample(world, monkeypatch):
     monkeypatch.setattr(closed_loop, "KEPT", 0)
     right, other = (answer_to(world, query) for query in ASKED)
     assert crossed(world, [right] * closed_loop.SAMPLED) == 0

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import string
 import tracemalloc
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from functools import wraps
 from itertools import chain
 from typing import Any
@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from search_parts import COLLECTION, PASSAGES, SPEC, NearEncoders, build_collection
-from tokenizers import Tokenizer
 
 from search.chroma.store import Store, open_collection
 from search.embedders import Embedder
@@ -29,19 +28,19 @@ SAME_SCORE = 1e-5
 
 
 @pytest.fixture(scope="module")
-def embedder() -> Embedder:
+def embedder():
     embedder = Embedder(SPEC)
     embedder.load()
     return embedder
 
 
 @pytest.fixture(scope="module")
-def tokenizer(embedder: Embedder) -> Tokenizer:
+def tokenizer(embedder):
     return embedder.plain_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(tmp_path_factory):
     chroma = build_collection(tmp_path_factory.mktemp("cache"))
     with open_collection(chroma, COLLECTION) as store:
         yield store
@@ -75,7 +74,7 @@ def scores(hits: Hits) -> dict[bytes, float]:
 @given(
     st.text(max_size=40) | st.text(string.printable, max_size=40) | st.from_regex(r"\[(MASK|cls)\] ?[A-z]*")
 )
-def test_folding_changes_nothing_that_the_model_sees(tokenizer: Tokenizer, query: str) -> None:
+def test_folding_changes_nothing_that_the_model_sees(tokenizer, query):
     assert tokenizer.encode(fold(query)).ids == tokenizer.encode(query).ids
 
 
@@ -89,11 +88,11 @@ def test_folding_changes_nothing_that_the_model_sees(tokenizer: Tokenizer, query
         ("", ""),
     ],
 )
-def test_only_plain_text_is_folded(query: str, folded: str) -> None:
+def test_only_plain_text_is_folded(query, folded):
     assert fold(query) == folded
 
 
-def test_the_packaged_model_allows_folding(embedder: Embedder) -> None:
+def test_the_packaged_model_allows_folding(embedder):
     assert tokenizer_folds(embedder)
 
 
@@ -101,9 +100,7 @@ def test_the_packaged_model_allows_folding(embedder: Embedder) -> None:
     ("ours", "theirs"),
     [('"lowercase":true', '"lowercase":false'), ('"BertPreTokenizer"', '"Whitespace"'), ("[MASK]", "<mask>")],
 )
-def test_a_tokenizer_that_sees_more_does_not(
-    embedder: Embedder, ours: str, theirs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_that_sees_more_does_not(embedder, ours, theirs, monkeypatch):
     class Other:
         def to_str(self) -> str:
             return plan.replace(ours, theirs)
@@ -128,9 +125,7 @@ def test_a_tokenizer_that_sees_more_does_not(
     ),
     st.integers(1, 8),
 )
-def test_any_batching_and_the_cache_give_the_answers_of_one_query_at_a_time(
-    embedder: Embedder, store: Store, requests: list[list[str]], batch: int
-) -> None:
+def test_any_batching_and_the_cache_give_the_answers_of_one_query_at_a_time(embedder, store, requests, batch):
     """Same documents, same scores to 1e-5, in falling order: so the same ranks but for exact ties."""
     topk = len(PASSAGES)
 
@@ -154,7 +149,7 @@ def test_any_batching_and_the_cache_give_the_answers_of_one_query_at_a_time(
 
 
 @in_a_loop
-async def test_queries_with_equal_tokens_are_executed_once(embedder: Embedder, store: Store) -> None:
+async def test_queries_with_equal_tokens_are_executed_once(embedder, store):
     service = serve(store, embedder)
     await asyncio.gather(*(service.search([query], 3) for query in ("salt", "Salt", " salt", "salt", "vell")))
     await service.search(["SALT", "vell"], 3)
@@ -167,14 +162,14 @@ async def test_queries_with_equal_tokens_are_executed_once(embedder: Embedder, s
 
 
 @in_a_loop
-async def test_another_topk_is_another_answer(embedder: Embedder, store: Store) -> None:
+async def test_another_topk_is_another_answer(embedder, store):
     service = serve(store, embedder)
     found = [len((await service.search(["salt"], topk))[0].documents) for topk in (2, 5, 2)]
     assert found == [2, 5, 2]
 
 
 @in_a_loop
-async def test_without_a_cache_nothing_is_shared(embedder: Embedder, store: Store) -> None:
+async def test_without_a_cache_nothing_is_shared(embedder, store):
     service = serve(store, embedder, cache_bytes=0)
     await asyncio.gather(*(service.search(["salt"], 3) for _ in range(3)))
     assert service.batcher._encoders.batches == [["salt"] * 3]  # type: ignore[attr-defined]
@@ -182,9 +177,7 @@ async def test_without_a_cache_nothing_is_shared(embedder: Embedder, store: Stor
 
 @pytest.mark.parametrize("leaver", [0, 1])
 @in_a_loop
-async def test_a_caller_that_leaves_does_not_cancel_the_query_for_the_others(
-    embedder: Embedder, store: Store, leaver: int
-) -> None:
+async def test_a_caller_that_leaves_does_not_cancel_the_query_for_the_others(embedder, store, leaver):
     service = serve(store, embedder)
     asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(3)]
     await asyncio.sleep(0)
@@ -194,7 +187,7 @@ async def test_a_caller_that_leaves_does_not_cancel_the_query_for_the_others(
 
 
 @in_a_loop
-async def test_the_last_caller_that_leaves_cancels_the_query(embedder: Embedder, store: Store) -> None:
+async def test_the_last_caller_that_leaves_cancels_the_query(embedder, store):
     service = serve(store, embedder)
     asked = [asyncio.create_task(service.search(["salt"], 3)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -206,9 +199,7 @@ async def test_the_last_caller_that_leaves_cancels_the_query(embedder: Embedder,
     assert len((await service.search(["salt"], 3))[0].documents) == 3  # a later caller starts a new query
 
 
-def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(
-    embedder: Embedder, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(embedder, store, monkeypatch):
     def fail(*_: object) -> None:
         raise StoreUnavailable("folder gone")
 
@@ -226,7 +217,7 @@ def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(
 
 
 @in_a_loop
-async def test_a_refused_request_leaves_the_flights_it_had_joined(embedder: Embedder, store: Store) -> None:
+async def test_a_refused_request_leaves_the_flights_it_had_joined(embedder, store):
     service = serve(store, embedder, batch=BatchLimits(queue=1))
     first = asyncio.create_task(service.search(["salt"], 3))
     await asyncio.sleep(0)
@@ -239,7 +230,7 @@ async def test_a_refused_request_leaves_the_flights_it_had_joined(embedder: Embe
 # --- memory ---
 
 
-def test_the_cache_stays_within_its_memory_limit() -> None:
+def test_the_cache_stays_within_its_memory_limit():
     limit = 2 << 20
     gc.collect()
     tracemalloc.start()
@@ -254,7 +245,7 @@ def test_the_cache_stays_within_its_memory_limit() -> None:
     assert used <= 1.05 * limit
 
 
-def test_the_least_recently_used_answer_is_evicted_first() -> None:
+def test_the_least_recently_used_answer_is_evicted_first():
     cache: ResultCache[bytes] = ResultCache(2500, len)
     cache.put("a", 1, bytes(600))
     cache.put("b", 1, bytes(600))
@@ -263,16 +254,14 @@ def test_the_least_recently_used_answer_is_evicted_first() -> None:
     assert [cache.get(query, 1) is not None for query in "abc"] == [True, False, True]
 
 
-def test_an_answer_larger_than_the_cache_is_not_cached() -> None:
+def test_an_answer_larger_than_the_cache_is_not_cached():
     cache: ResultCache[bytes] = ResultCache(1000, len)
     cache.put("a", 1, bytes(2000))
     assert cache.get("a", 1) is None and cache.bytes == 0
 
 
 @in_a_loop
-async def test_a_full_service_cache_holds_as_many_bytes_as_its_metric_reports(
-    embedder: Embedder, store: Store
-) -> None:
+async def test_a_full_service_cache_holds_as_many_bytes_as_its_metric_reports(embedder, store):
     service = serve(store, embedder, cache_bytes=20_000)
     for start in range(0, 200, 50):
         await service.search([f"query {number}" for number in range(start, start + 50)], 3)

@@ -55,28 +55,26 @@ def read_tokens(title: str, text: str) -> int:
 
 
 @given(texts, titles)
-def test_progress_comes_with_every_chunk_and_is_one_document_in_sum(text: str, title: str) -> None:
+def test_progress_comes_with_every_chunk_and_is_one_document_in_sum(text, title):
     parts: list[float] = []
     chunks = chunker().split(Document("doc", title, text), parts.append)
     assert len(parts) == len(chunks) and sum(parts) == pytest.approx(1)
 
 
-def test_a_long_title_without_a_text_is_one_chunk() -> None:
+def test_a_long_title_without_a_text_is_one_chunk():
     parts: list[float] = []
     (chunk,) = chunker().split(Document("doc", "Orrin is a harbour town " * 10, ""), parts.append)
     assert (chunk.title, chunk.text, parts) == ("Orrin is a harbour town Orrin is a", "", [1])
 
 
 @given(texts, titles)
-def test_no_chunk_is_longer_than_the_limit_as_the_embedder_reads_it(text: str, title: str) -> None:
+def test_no_chunk_is_longer_than_the_limit_as_the_embedder_reads_it(text, title):
     chunks = split(text, title)
     assert all(read_tokens(chunk.title, chunk.text) <= 40 for chunk in chunks)
 
 
 @given(texts, titles)
-def test_chunks_are_slices_in_order_that_join_to_the_text_without_their_overlap(
-    text: str, title: str
-) -> None:
+def test_chunks_are_slices_in_order_that_join_to_the_text_without_their_overlap(text, title):
     end, joined = 0, ""
     for chunk in split(text, title):
         assert text[chunk.start :].startswith(chunk.text) and chunk.start <= end
@@ -87,7 +85,7 @@ def test_chunks_are_slices_in_order_that_join_to_the_text_without_their_overlap(
 
 
 @given(prose)
-def test_chunks_repeat_whole_words_up_to_the_overlap(text: str) -> None:
+def test_chunks_repeat_whole_words_up_to_the_overlap(text):
     for before, after in pairwise(split(text)):
         repeated = text[after.start : before.start + len(before.text)]
         assert count(repeated) <= 8
@@ -104,14 +102,14 @@ short_sentences = st.tuples(SHORT, st.sampled_from([".", "!", '."']), st.sampled
 
 @settings(max_examples=40)
 @given(st.lists(short_sentences, min_size=1, max_size=40).map("".join))
-def test_what_is_repeated_is_whole_sentences(text: str) -> None:
+def test_what_is_repeated_is_whole_sentences(text):
     for chunk in split(text, tokens=64, overlap=16):
         assert chunk.start == 0 or re.search(r'[.!]"?\s+$', text[: chunk.start])
 
 
 @settings(max_examples=40)
 @given(st.lists(short_sentences, min_size=1, max_size=40).map("".join))
-def test_where_sentences_fit_every_chunk_is_of_whole_ones_even_if_lines_are_wrapped(text: str) -> None:
+def test_where_sentences_fit_every_chunk_is_of_whole_ones_even_if_lines_are_wrapped(text):
     for chunk in split(text, tokens=64, overlap=0):
         assert re.search(r'[.!]"?\s*$', chunk.text)
         assert chunk.start == 0 or re.search(r'[.!]"?\s+$', text[: chunk.start])
@@ -122,7 +120,7 @@ def test_where_sentences_fit_every_chunk_is_of_whole_ones_even_if_lines_are_wrap
     ["e.g. ", "Dr. ", "J. ", "1. ", "12. ", "i.e. ", "vs. ", "approx. of "],
     ids=lambda word: word.strip(),
 )
-def test_a_full_stop_of_an_abbreviation_or_a_number_ends_no_sentence(torn: str) -> None:
+def test_a_full_stop_of_an_abbreviation_or_a_number_ends_no_sentence(torn):
     text = f"The harbour of {torn}Orrin is old and large"
     assert not list(SENTENCE_END.finditer(text))
 
@@ -149,7 +147,7 @@ def split_markdown(text: str, title: str = "", overlap: int = 8) -> list[Chunk]:
 
 @settings(max_examples=50)
 @given(markdown, titles)
-def test_markdown_loses_nothing_and_no_chunk_is_too_long(text: str, title: str) -> None:
+def test_markdown_loses_nothing_and_no_chunk_is_too_long(text, title):
     end, joined = 0, ""
     for chunk in split_markdown(text, title):
         assert read_tokens(chunk.title, chunk.text) <= 40
@@ -169,7 +167,7 @@ def wholes(text: str) -> list[str]:
 
 @settings(max_examples=50)
 @given(markdown)
-def test_a_fence_or_table_that_fits_is_whole_in_a_chunk(text: str) -> None:
+def test_a_fence_or_table_that_fits_is_whole_in_a_chunk(text):
     chunks = [chunk.text for chunk in split_markdown(text)]
     for part in wholes(text):
         if read_tokens("", part) <= 40:
@@ -179,7 +177,7 @@ def test_a_fence_or_table_that_fits_is_whole_in_a_chunk(text: str) -> None:
 @settings(max_examples=50)
 @given(markdown)
 @example("Orrin Orrin Orrin Orrin Orrin. \n\n# Orrin\n\n# Orrin\n\n```\nx = 1\nx = 1\nx = 1\nx = 1\n```\n\n")
-def test_no_chunk_ends_with_a_heading_alone_unless_what_follows_fills_one(text: str) -> None:
+def test_no_chunk_ends_with_a_heading_alone_unless_what_follows_fills_one(text):
     for chunk in split_markdown(text, overlap=0)[:-1]:
         last = chunk.text.rstrip().rpartition("\n")[2]
         rest = text[chunk.start + len(chunk.text) :]
@@ -188,13 +186,13 @@ def test_no_chunk_ends_with_a_heading_alone_unless_what_follows_fills_one(text: 
             assert follows or chunk.text.strip() == last
 
 
-def test_a_chunk_begins_at_a_heading_where_one_is_in_reach() -> None:
+def test_a_chunk_begins_at_a_heading_where_one_is_in_reach():
     section = "## The harbour {}\n\nThe harbour of Orrin is old. Nobody knows its age.\n\n"
     chunks = split_markdown("".join(section.format(n) for n in range(6)), overlap=8)
     assert len(chunks) >= 3 and all(chunk.text.startswith("## The harbour") for chunk in chunks)
 
 
-def test_a_fence_longer_than_a_chunk_is_cut_between_lines() -> None:
+def test_a_fence_longer_than_a_chunk_is_cut_between_lines():
     text = "Run this:\n\n```\n" + "".join(f"call(argument_{n})\n" for n in range(40)) + "```\n"
     chunks = split_markdown(text, overlap=10)
     assert len(chunks) > 4 and all(chunk.text.endswith("\n") for chunk in chunks)
@@ -203,13 +201,13 @@ def test_a_fence_longer_than_a_chunk_is_cut_between_lines() -> None:
 
 
 @given(texts, titles)
-def test_a_document_that_fits_is_one_chunk_that_keeps_id_title_and_text(text: str, title: str) -> None:
+def test_a_document_that_fits_is_one_chunk_that_keeps_id_title_and_text(text, title):
     if read_tokens(title, text) <= 40:
         assert split(text, title) == [Chunk("doc", title, text, 1, 1, 0)]
 
 
 @given(texts, titles)
-def test_splitting_again_gives_the_same_ids_and_parts_in_order(text: str, title: str) -> None:
+def test_splitting_again_gives_the_same_ids_and_parts_in_order(text, title):
     chunks = split(text, title)
     assert chunks == split(text, title)
     assert len({chunk.id for chunk in chunks}) == len(chunks)
@@ -218,23 +216,23 @@ def test_splitting_again_gives_the_same_ids_and_parts_in_order(text: str, title:
     ]
 
 
-def test_a_chunk_id_changes_with_its_text_and_not_with_what_follows() -> None:
+def test_a_chunk_id_changes_with_its_text_and_not_with_what_follows():
     text = "Orrin is a town. " * 20
     ids, changed = ([chunk.id for chunk in split(t)] for t in (text, text + "It has a harbour."))
     assert ids[0] == changed[0] and ids[-1] != changed[-1]
 
 
-def test_the_title_is_repeated_on_each_chunk() -> None:
+def test_the_title_is_repeated_on_each_chunk():
     chunks = split("Orrin is a town. " * 40, "The town of Orrin")
     assert len(chunks) > 1 and {chunk.title for chunk in chunks} == {"The town of Orrin"}
 
 
-def test_a_title_that_would_leave_no_room_is_cut_to_a_quarter() -> None:
+def test_a_title_that_would_leave_no_room_is_cut_to_a_quarter():
     chunks = split("Orrin is a town. " * 40, "A very long title " * 30)
     assert all(chunk.title and count(chunk.title) <= 10 for chunk in chunks)
 
 
-def test_the_passage_prefix_counts() -> None:
+def test_the_passage_prefix_counts():
     prefixed = Embedder(EmbedderSpec("packaged-minilm", "cpu"))
     prefixed.prefixes = Prefixes("query: ", "passage: ")
     splitter = Chunker(prefixed, Chunking(40, 0))
@@ -243,13 +241,13 @@ def test_the_passage_prefix_counts() -> None:
     assert max(count(chunk.text) for chunk in chunks) == 36
 
 
-def test_chunks_are_never_longer_than_the_embedder_reads() -> None:
+def test_chunks_are_never_longer_than_the_embedder_reads():
     splitter = Chunker(embedder(), Chunking(4000, 32))
     chunks = splitter.split(Document("doc", "", "harbour " * 600))
     assert max(count(chunk.text) for chunk in chunks) + 2 == embedder().max_tokens
 
 
-def test_splitting_takes_time_in_proportion_to_the_text() -> None:
+def test_splitting_takes_time_in_proportion_to_the_text():
     seen = 0
 
     class Counting:
@@ -268,11 +266,11 @@ def test_splitting_takes_time_in_proportion_to_the_text() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "overlap"), [(31, 0), (64, 17), (64, -1)])
-def test_sizes_that_do_not_fit_together_are_refused(tokens: int, overlap: int) -> None:
+def test_sizes_that_do_not_fit_together_are_refused(tokens, overlap):
     with pytest.raises(ChunkingError, match=f"chunks of {tokens} tokens with {overlap} repeated"):
         Chunking(tokens, overlap)
 
 
-def test_an_overlap_too_large_for_what_the_embedder_reads_is_refused() -> None:
+def test_an_overlap_too_large_for_what_the_embedder_reads_is_refused():
     with pytest.raises(ChunkingError, match="packaged-minilm reads 256 tokens"):
         Chunker(embedder(), Chunking(512, 128))

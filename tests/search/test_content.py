@@ -2,7 +2,6 @@
 
 import shutil
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -28,17 +27,17 @@ def published(folder: Path, count: int) -> Path:
 
 
 @pytest.fixture(scope="module", params=[SMALL, 1100])
-def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def template(request, tmp_path_factory):
     return published(tmp_path_factory.mktemp("content") / "chroma", request.param)
 
 
 @pytest.fixture
-def folder(template: Path, tmp_path: Path) -> Path:
+def folder(template, tmp_path):
     return Path(shutil.copytree(template, tmp_path / "chroma"))
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def large(tmp_path_factory):
     return published(tmp_path_factory.mktemp("large") / "chroma", 1100)
 
 
@@ -47,7 +46,7 @@ def execute(folder: Path, statement: str) -> None:
         assert database.execute(statement).rowcount > 0
 
 
-def test_opening_searching_copying_and_other_collections_change_nothing(folder: Path, tmp_path: Path) -> None:
+def test_opening_searching_copying_and_other_collections_change_nothing(folder, tmp_path):
     for _ in range(2):
         with open_collection(folder, NAME) as store:
             store.query(unit_vectors(1, 3), 3)
@@ -61,7 +60,7 @@ def test_opening_searching_copying_and_other_collections_change_nothing(folder: 
     assert check_content(folder, NAME)
 
 
-def test_each_collection_has_its_own_record(folder: Path) -> None:
+def test_each_collection_has_its_own_record(folder):
     with connect(folder) as client:
         client.create_collection("other", embedding_function=None).add(ids=["1"], embeddings=[[1.0, 0.0]])
     assert not check_content(folder, "other")
@@ -86,13 +85,13 @@ def test_each_collection_has_its_own_record(folder: Path) -> None:
         "DELETE FROM collections",
     ],
 )
-def test_a_change_in_the_database_is_found(folder: Path, statement: str) -> None:
+def test_a_change_in_the_database_is_found(folder, statement):
     execute(folder, statement)
     with pytest.raises(StoreError, match=f"'{NAME}' in .* is damaged, .*Restore the folder"):
         check_content(folder, NAME)
 
 
-def test_a_vector_that_is_still_in_the_database_is_hashed_there(tmp_path: Path) -> None:
+def test_a_vector_that_is_still_in_the_database_is_hashed_there(tmp_path):
     folder = published(tmp_path / "chroma", SMALL)
     swap = "(SELECT vector FROM embeddings_queue WHERE id = '8')"
     execute(folder, f"UPDATE embeddings_queue SET vector = {swap} WHERE id = '7'")
@@ -100,7 +99,7 @@ def test_a_vector_that_is_still_in_the_database_is_hashed_there(tmp_path: Path) 
         check_content(folder, NAME)
 
 
-def test_a_page_of_the_database_that_holds_nothing_readable_is_named(folder: Path) -> None:
+def test_a_page_of_the_database_that_holds_nothing_readable_is_named(folder):
     database = folder / DATABASE_FILE
     content = bytearray(database.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
@@ -113,7 +112,7 @@ VECTOR_FILES = ("header.bin", "data_level0.bin", "length.bin", "link_lists.bin",
 
 
 @given(st.data())
-def test_a_changed_byte_in_any_vector_file_is_found(large: Path, data: st.DataObject) -> None:
+def test_a_changed_byte_in_any_vector_file_is_found(large, data):
     (path,) = large.glob(f"*/{data.draw(st.sampled_from(VECTOR_FILES))}")
     whole = path.read_bytes()
     place = data.draw(st.integers(0, len(whole) - 1))
@@ -136,9 +135,7 @@ def add(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "named"), [(remove, "header.bin"), (add, "more.bin")])
-def test_a_missing_or_an_extra_vector_file_is_named(
-    large: Path, tmp_path: Path, change: Callable[[Path], None], named: str
-) -> None:
+def test_a_missing_or_an_extra_vector_file_is_named(large, tmp_path, change, named):
     folder = Path(shutil.copytree(large, tmp_path / "chroma"))
     change(next(folder.glob("*/header.bin")))
     with pytest.raises(StoreError, match=f"not as published: .*/{named}"):
@@ -146,7 +143,7 @@ def test_a_missing_or_an_extra_vector_file_is_named(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"wiki": 1}', b"[" * 100_000], ids=repr)
-def test_a_damaged_record_is_refused_by_name(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_record_is_refused_by_name(tmp_path, content):
     (tmp_path / RECORD).write_bytes(content)
     with pytest.raises(StoreError, match=f"{RECORD} is damaged .*: restore or remove it"):
         check_content(tmp_path, NAME)

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -20,13 +19,13 @@ from search.indexing.shards import build_index
 DOCUMENTS = 600
 
 
-def test_one_worker_needs_no_ray() -> None:
+def test_one_worker_needs_no_ray():
     code = "import sys; import search.index; sys.exit('ray' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.mark.slow("a start of Ray")
-def test_two_workers_give_the_collection_of_one_process_and_leave_nothing_running(tmp_path: Path) -> None:
+def test_two_workers_give_the_collection_of_one_process_and_leave_nothing_running(tmp_path):
     spec = save_tiny_embedder(tmp_path / "tiny")
     source = tmp_path / "corpus.jsonl"
     records = [{"id": f"d{n}", "text": f"Passage {n} of many. " * (n % 9 + 1)} for n in range(DOCUMENTS)]

@@ -12,14 +12,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from transformers import AutoTokenizer, BertConfig, BertModel
 
 from search import embedders
-from search.embedders import (
-    PACKAGED_EMBEDDER,
-    Embedder,
-    EmbedderError,
-    EmbedderSpec,
-    Prefixes,
-    default_dtype,
-)
+from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderError, EmbedderSpec, Prefixes, default_dtype
 
 SPEC = EmbedderSpec(PACKAGED_EMBEDDER, "cpu")
 TEXTS = [
@@ -33,7 +26,7 @@ PROMPT = "search for: "
 
 
 @pytest.fixture(scope="module")
-def packaged() -> Embedder:
+def packaged():
     return Embedder(SPEC)
 
 
@@ -73,7 +66,7 @@ def encoded(model: SentenceTransformer, texts: list[str], prompt: str) -> np.nda
         (PACKAGED_EMBEDDER, Prefixes("", "")),
     ],
 )
-def test_the_standard_embedders_have_the_prefixes_of_their_cards(name: str, prefixes: Prefixes) -> None:
+def test_the_standard_embedders_have_the_prefixes_of_their_cards(name, prefixes):
     assert Embedder(EmbedderSpec(name)).prefixes == prefixes
 
 
@@ -85,7 +78,7 @@ def test_the_standard_embedders_have_the_prefixes_of_their_cards(name: str, pref
         ({"query_prefix": "", "passage_prefix": ""}, Prefixes("", "")),
     ],
 )
-def test_the_specs_own_prefixes_win(own: dict[str, str], prefixes: Prefixes) -> None:
+def test_the_specs_own_prefixes_win(own, prefixes):
     assert Embedder(EmbedderSpec("intfloat/e5-large-v2", **own)).prefixes == prefixes
 
 
@@ -105,12 +98,12 @@ READ = {
 
 
 @pytest.mark.parametrize(("text", "fault"), READ.items())
-def test_what_the_tokenizer_cannot_read_is_measured(packaged: Embedder, text: str, fault: str | None) -> None:
+def test_what_the_tokenizer_cannot_read_is_measured(packaged, text, fault):
     reading = packaged.reads([text])
     assert reading.fault == fault and reading.is_hopeless == ("100%" in (fault or ""))
 
 
-def test_an_e5_model_sees_its_prefixes_before_the_text(tmp_path: Path) -> None:
+def test_an_e5_model_sees_its_prefixes_before_the_text(tmp_path):
     made = made_model(tmp_path, "mean").rename(tmp_path / "e5-small-v2")
     embedder, model = Embedder(EmbedderSpec(str(made), "cpu")), SentenceTransformer(str(made), device="cpu")
     queries, passages = encoded(model, ["query: river"], ""), encoded(model, ["passage: river"], "")
@@ -121,7 +114,7 @@ def test_an_e5_model_sees_its_prefixes_before_the_text(tmp_path: Path) -> None:
 # --- vectors ---
 
 
-def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(packaged: Embedder) -> None:
+def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(packaged):
     vectors = packaged.encode_queries(TEXTS)
     assert (vectors.dtype, vectors.shape) == (np.float32, (len(TEXTS), 384))
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
@@ -129,19 +122,17 @@ def test_vectors_are_float32_unit_rows_in_the_order_of_the_texts(packaged: Embed
         np.testing.assert_allclose(packaged.encode_queries([text])[0], vector, atol=1e-5)
 
 
-def test_no_texts_give_no_rows(packaged: Embedder) -> None:
+def test_no_texts_give_no_rows(packaged):
     assert packaged.encode_passages([]).shape == (0, 384)
 
 
-def test_texts_beyond_one_batch_are_returned_in_order(
-    packaged: Embedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_beyond_one_batch_are_returned_in_order(packaged, monkeypatch):
     whole = packaged.encode_passages(TEXTS)
     monkeypatch.setattr(embedders, "CPU_BATCH", 2)
     np.testing.assert_allclose(packaged.encode_passages(TEXTS), whole, atol=1e-5)
 
 
-def test_the_packaged_model_gives_the_library_s_vectors(packaged: Embedder) -> None:
+def test_the_packaged_model_gives_the_library_s_vectors(packaged):
     model = SentenceTransformer(str(embedders.local_folder(PACKAGED_EMBEDDER)), device="cpu")
     np.testing.assert_allclose(packaged.encode_queries(TEXTS), encoded(model, TEXTS, ""), atol=1e-5)
 
@@ -151,8 +142,8 @@ def test_the_packaged_model_gives_the_library_s_vectors(packaged: Embedder) -> N
     [("cls", True, False), ("max", True, False), ("lasttoken", True, False), ("mean", False, True)],
 )
 def test_other_poolings_and_a_prompt_outside_of_them_give_the_library_s_vectors(
-    tmp_path: Path, pooling: str, include_prompt: bool, dense: bool
-) -> None:
+    tmp_path, pooling, include_prompt, dense
+):
     made = made_model(tmp_path, pooling, include_prompt=include_prompt, dense=dense)
     embedder, model = Embedder(EmbedderSpec(str(made), "cpu")), SentenceTransformer(str(made), device="cpu")
     assert embedder.prefixes == Prefixes(PROMPT, "")
@@ -160,16 +151,14 @@ def test_other_poolings_and_a_prompt_outside_of_them_give_the_library_s_vectors(
     np.testing.assert_allclose(embedder.encode_queries(TEXTS), encoded(model, TEXTS, PROMPT), atol=1e-5)
 
 
-def test_half_precision_gives_unit_vectors_of_almost_the_same_direction(
-    tmp_path: Path, packaged: Embedder
-) -> None:
+def test_half_precision_gives_unit_vectors_of_almost_the_same_direction(tmp_path, packaged):
     half = Embedder(EmbedderSpec(PACKAGED_EMBEDDER, "cpu", "bfloat16"))
     vectors = half.encode_queries(TEXTS)
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert (vectors * packaged.encode_queries(TEXTS)).sum(axis=1).min() > 0.99
 
 
-def test_a_dense_module_computes_in_the_model_s_precision(tmp_path: Path) -> None:
+def test_a_dense_module_computes_in_the_model_s_precision(tmp_path):
     made = made_model(tmp_path, "mean", dense=True)
     half = Embedder(EmbedderSpec(str(made), "cpu", "bfloat16")).encode_queries(TEXTS)
     whole = Embedder(EmbedderSpec(str(made), "cpu")).encode_queries(TEXTS)
@@ -180,7 +169,7 @@ def test_a_dense_module_computes_in_the_model_s_precision(tmp_path: Path) -> Non
 
 
 @pytest.fixture(scope="module")
-def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dense_model(tmp_path_factory):
     return made_model(tmp_path_factory.mktemp("dense"), "mean", dense=True)
 
 
@@ -196,8 +185,8 @@ def dense_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_the_revision_changes_with_what_makes_the_vectors_and_with_nothing_else(
-    dense_model: Path, tmp_path: Path, name: str, is_another: bool
-) -> None:
+    dense_model, tmp_path, name, is_another
+):
     copy = Path(shutil.copytree(dense_model, tmp_path / "model"))
     (copy / name).parent.mkdir(exist_ok=True)
     with (copy / name).open("ab") as file:
@@ -206,9 +195,7 @@ def test_the_revision_changes_with_what_makes_the_vectors_and_with_nothing_else(
     assert len(revisions) == (2 if is_another else 1)
 
 
-def test_a_model_has_the_same_revision_in_a_folder_and_in_the_hub_cache(
-    dense_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_has_the_same_revision_in_a_folder_and_in_the_hub_cache(dense_model, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     cached, commit = tmp_path / "models--made--up", "0" * 40
     (cached / "refs").mkdir(parents=True)
@@ -235,13 +222,11 @@ def test_a_model_has_the_same_revision_in_a_folder_and_in_the_hub_cache(
         ("cuda", False, "float16"),
     ],
 )
-def test_precision_follows_from_the_device(
-    device: str, has_bfloat16: bool, dtype: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precision_follows_from_the_device(device, has_bfloat16, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bfloat16)
     assert default_dtype(device) == dtype
 
 
-def test_a_missing_model_is_one_line_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_model_is_one_line_with_what_to_do(tmp_path):
     with pytest.raises(EmbedderError, match=f"could not be loaded.*use '{PACKAGED_EMBEDDER}'"):
         Embedder(EmbedderSpec(str(tmp_path / "none"), "cpu")).load()

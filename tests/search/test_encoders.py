@@ -24,7 +24,7 @@ LIMIT_S = 240.0
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+def spec(tmp_path_factory):
     return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
 
 
@@ -51,9 +51,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow("waits for two encoders; test_search_faults.py kills them on the shared server")
-def test_an_encoder_that_hangs_is_killed_and_replaced(
-    spec: EmbedderSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoder_that_hangs_is_killed_and_replaced(spec, monkeypatch):
     async def work(pool: EncoderPool) -> None:
         (hanging,) = replicas()
         hanging.send_signal(signal.SIGSTOP)
@@ -101,9 +99,7 @@ def files_to_open(free: int) -> Iterator[None]:
 
 @pytest.mark.slow("a second set of encoder processes; the restart itself is tested above")
 @pytest.mark.parametrize("free", [0, 2])
-def test_lack_of_file_handles_delays_a_restart_and_does_not_stop_it(
-    spec: EmbedderSpec, caplog: pytest.LogCaptureFixture, free: int
-) -> None:
+def test_lack_of_file_handles_delays_a_restart_and_does_not_stop_it(spec, caplog, free):
     async def work(pool: EncoderPool) -> None:
         (victim,) = replicas()
         with files_to_open(free):
@@ -115,9 +111,7 @@ def test_lack_of_file_handles_delays_a_restart_and_does_not_stop_it(
 
 
 @pytest.mark.parametrize("wait_for", [replicas, lambda: True], ids=["one runs", "at once"])
-def test_a_start_that_is_cancelled_halfway_leaves_no_process(
-    spec: EmbedderSpec, wait_for: Callable[[], object]
-) -> None:
+def test_a_start_that_is_cancelled_halfway_leaves_no_process(spec, wait_for):
     async def start_and_cancel() -> None:
         starting = asyncio.create_task(EncoderPool(spec, 2, 1, Metrics()).__aenter__())
         await asyncio.sleep(0)

@@ -58,31 +58,29 @@ def hits(place: Index, queries: np.ndarray, topk: int) -> list[list[tuple[Any, f
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+def spec(tmp_path_factory):
     return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def source(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec, source: Path) -> Path:
+def built(tmp_path_factory, spec, source):
     folder = tmp_path_factory.mktemp("built") / "faiss"
     index(source, folder, spec)
     return folder
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def encoded(monkeypatch):
     return record_encoded(monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
-def test_answers_are_those_of_chroma_over_the_same_corpus(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, kind: str
-) -> None:
+def test_answers_are_those_of_chroma_over_the_same_corpus(tmp_path, spec, source, built, kind):
     build_index(source, tmp_path / "chroma", "wiki", spec, chunking=CHUNKING)
     index(source, tmp_path / "faiss", spec, kind)
     queries = Embedder(spec).encode_queries(["harbour of 7919", "passage 40", "title 7", "of the sea"])
@@ -95,9 +93,7 @@ def test_answers_are_those_of_chroma_over_the_same_corpus(
     assert sorted(faiss.documents()) == sorted(chroma.documents())
 
 
-def test_what_was_embedded_alone_is_written_by_the_next_build(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, encoded: list[str]
-) -> None:
+def test_what_was_embedded_alone_is_written_by_the_next_build(tmp_path, spec, source, built, encoded):
     target = FaissFolder(tmp_path / "faiss")
     first = build(source, target, spec, BuildOptions(chunking=CHUNKING, embed_only=True))
     assert (first.is_written, first.embedded, target.folder.exists()) == (False, len(encoded), False)
@@ -105,7 +101,7 @@ def test_what_was_embedded_alone_is_written_by_the_next_build(
     assert contents(target.folder) == contents(built)
 
 
-def test_a_server_is_written_as_it_is_embedded(spec: EmbedderSpec, source: Path) -> None:
+def test_a_server_is_written_as_it_is_embedded(spec, source):
     server = chroma_target(["http://127.0.0.1:9"], "wiki")
     with pytest.raises(StoreError, match=r"leave out indexing\.embed_only"):
         build(source, server, spec, BuildOptions(embed_only=True))
@@ -127,9 +123,7 @@ def clustered(seed: int, count: int, dimension: int = 64, clusters: int = 100) -
 @pytest.mark.parametrize(
     ("kind", "topk", "least"), [("hnsw", 10, 0.99), ("ivfpq", 10, 0.6), ("ivfpq", 50, 0.95)]
 )
-def test_an_approximate_index_finds_what_exact_search_finds(
-    tmp_path: Path, kind: str, topk: int, least: float
-) -> None:
+def test_an_approximate_index_finds_what_exact_search_finds(tmp_path, kind, topk, least):
     stored, queries = np.split(clustered(0, 3200), [3000])
     written_target(FaissFolder(tmp_path / "faiss", kind), [f"text {row}" for row in range(3000)], stored)
     with closing(FaissIndex(tmp_path / "faiss").open()) as store:
@@ -142,9 +136,7 @@ def test_an_approximate_index_finds_what_exact_search_finds(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_embedder_of_a_build_is_recorded_and_checked(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, kind: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_embedder_of_a_build_is_recorded_and_checked(tmp_path, spec, source, kind, tmp_path_factory):
     index(source, tmp_path / "faiss", spec, kind)
     other = save_tiny_embedder(tmp_path_factory.mktemp("other") / Path(spec.name).name, seed=1)
     with closing(FaissIndex(tmp_path / "faiss").open()) as store:
@@ -157,24 +149,22 @@ def test_the_embedder_of_a_build_is_recorded_and_checked(
                 store.check_embedder(Embedder(other))
 
 
-def test_chunks_of_a_document_are_found_by_its_id(built: Path) -> None:
+def test_chunks_of_a_document_are_found_by_its_id(built):
     with closing(FaissIndex(built).open()) as store:
         assert store.documents_among(["d0", "d1", "nobody"]) == {"d0", "d1"}
     parts = [key for key, _, _ in FaissIndex(built).documents() if document_of(key) == "d0"]
     assert len(parts) > 1
 
 
-def test_an_unchanged_corpus_changes_nothing(
-    built: Path, spec: EmbedderSpec, source: Path, encoded: list[str]
-) -> None:
+def test_an_unchanged_corpus_changes_nothing(built, spec, source, encoded):
     before = contents(built)
     assert not index(source, built, spec).built
     assert contents(built) == before and len(encoded) == 0
 
 
 def test_an_update_embeds_what_is_new_and_gives_what_a_build_from_scratch_gives(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, encoded: list[str]
-) -> None:
+    tmp_path, spec, source, encoded
+):
     index(source, tmp_path / "faiss", spec)
     before = len(encoded)
     report = index(write_corpus(tmp_path / "more.jsonl", DOCUMENTS + 20, 30), tmp_path / "faiss", spec)
@@ -188,15 +178,15 @@ def test_an_update_embeds_what_is_new_and_gives_what_a_build_from_scratch_gives(
 
 
 def test_another_kind_of_the_same_corpus_is_made_of_the_vectors_that_are_there(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, encoded: list[str]
-) -> None:
+    tmp_path, spec, source, encoded
+):
     index(source, tmp_path / "faiss", spec)
     before = len(encoded)
     assert index(source, tmp_path / "faiss", spec, "hnsw").built
     assert len(encoded) == before
 
 
-def test_another_corpus_needs_replace(tmp_path: Path, spec: EmbedderSpec, source: Path) -> None:
+def test_another_corpus_needs_replace(tmp_path, spec, source):
     index(source, tmp_path / "faiss", spec)
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": "x", "text": "Of the sea."}\n')
@@ -205,14 +195,14 @@ def test_another_corpus_needs_replace(tmp_path: Path, spec: EmbedderSpec, source
     assert index(other, tmp_path / "faiss", spec, replace=True).info.chunks == 1
 
 
-def test_too_few_chunks_for_ivfpq_are_refused(tmp_path: Path, spec: EmbedderSpec) -> None:
+def test_too_few_chunks_for_ivfpq_are_refused(tmp_path, spec):
     corpus = write_corpus(tmp_path / "corpus.jsonl", 20)
     with pytest.raises(StoreError, match="ivfpq needs 256 chunks"):
         index(corpus, tmp_path / "faiss", spec, "ivfpq")
     assert not (tmp_path / "faiss").exists()
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, spec: EmbedderSpec, source: Path) -> None:
+def test_a_folder_with_something_else_is_left_alone(tmp_path, spec, source):
     (tmp_path / "faiss").mkdir()
     (tmp_path / "faiss" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is no FAISS index that was built here"):
@@ -221,9 +211,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, spec: Embedd
 
 
 @pytest.mark.parametrize("name", [INDEX_FILE, CORPUS_FILE])
-def test_a_changed_byte_is_found_before_it_is_served(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, name: str
-) -> None:
+def test_a_changed_byte_is_found_before_it_is_served(tmp_path, spec, source, name):
     index(source, tmp_path / "faiss", spec)
     path = tmp_path / "faiss" / name
     data = bytearray(path.read_bytes())
@@ -259,8 +247,8 @@ def run_and_die(where: str, source: Path, folder: Path, spec: EmbedderSpec) -> N
 
 @pytest.mark.parametrize("where", ["adding", "writing", "publishing"])
 def test_a_build_killed_at_the_write_is_resumed_to_the_same_files(
-    tmp_path: Path, spec: EmbedderSpec, source: Path, built: Path, where: str, encoded: list[str]
-) -> None:
+    tmp_path, spec, source, built, where, encoded
+):
     killed(run_and_die, where, source, tmp_path / "faiss", spec)
     assert not (tmp_path / "faiss").exists()
     report = index(source, tmp_path / "faiss", spec)

@@ -1,7 +1,5 @@
 """The endpoints match their OpenAPI description for any request (schemathesis)."""
 
-from collections.abc import Iterator
-
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
@@ -13,20 +11,18 @@ QUIET = settings(max_examples=30, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
-def described(tmp_path_factory: pytest.TempPathFactory) -> Iterator[schemathesis.BaseSchema]:
+def described(tmp_path_factory):
     with serving(build_collection(tmp_path_factory.mktemp("fuzz"))) as server:
         yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
 
 
-def test_every_path_is_described(described: schemathesis.BaseSchema) -> None:
+def test_every_path_is_described(described):
     assert set(described.raw_schema["paths"]) == {"/retrieve", "/index", "/health", "/metrics"}
 
 
 # schemathesis' own pytest plugin does not work under pytest 9; its strategies and checks do.
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_requests_that_fit_the_description_are_answered_and_others_refused(
-    described: schemathesis.BaseSchema, mode: GenerationMode
-) -> None:
+def test_requests_that_fit_the_description_are_answered_and_others_refused(described, mode):
     """Status, content type and body are as described, and no answer is a 5xx."""
 
     @QUIET
@@ -39,5 +35,5 @@ def test_requests_that_fit_the_description_are_answered_and_others_refused(
 
 
 @pytest.mark.parametrize("path", ["/health", "/index", "/metrics"])
-def test_the_other_paths_answer_as_described(described: schemathesis.BaseSchema, path: str) -> None:
+def test_the_other_paths_answer_as_described(described, path):
     described[path]["GET"].Case().call_and_validate(timeout=60)

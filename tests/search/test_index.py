@@ -53,7 +53,7 @@ def rows(path: Path, collection: str = "wiki") -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("index")
     build_index(write_jsonl(folder / "corpus.jsonl", RECORDS), folder / "chroma", "wiki", SPEC)
     return folder
@@ -63,11 +63,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("batch", [2, 1000])
-def test_documents_are_returned_sorted_by_id(built: Path, batch: int) -> None:
+def test_documents_are_returned_sorted_by_id(built, batch):
     assert list(iter_documents(built / "chroma", "wiki", batch)) == EXPECTED
 
 
-def test_metadata_records_how_the_collection_was_built(built: Path) -> None:
+def test_metadata_records_how_the_collection_was_built(built):
     with open_collection(built / "chroma", "wiki") as store:
         info = store.info
     assert (info.embedder, info.dimension, info.distance, info.normalised) == (SPEC.name, 384, "cosine", True)
@@ -75,7 +75,7 @@ def test_metadata_records_how_the_collection_was_built(built: Path) -> None:
     assert info.revision.startswith("sha256:")
 
 
-def test_stored_vectors_are_unit_embeddings_of_title_and_text(built: Path) -> None:
+def test_stored_vectors_are_unit_embeddings_of_title_and_text(built):
     with open_collection(built / "chroma", "wiki") as store:
         stored = np.asarray(store.collection.get(ids=["d1"], include=["embeddings"])["embeddings"])[0]
     expected = Embedder(SPEC).encode_passages(["Mara Tesk\nMara Tesk painted The Blue Gate in Orrin."])[0]
@@ -83,13 +83,13 @@ def test_stored_vectors_are_unit_embeddings_of_title_and_text(built: Path) -> No
     assert np.linalg.norm(stored) == pytest.approx(1, abs=1e-5)
 
 
-def test_every_kind_of_source_gives_the_same_content_version(built: Path, tmp_path: Path) -> None:
+def test_every_kind_of_source_gives_the_same_content_version(built, tmp_path):
     pq.write_table(pa.Table.from_pylist(RECORDS), tmp_path / "corpus.parquet")
     sources = (tmp_path / "corpus.parquet", built / "corpus.jsonl", built / "chroma")
     assert len({survey(Corpus(source)).version for source in sources}) == 1
 
 
-def test_foreign_chroma_folder_is_embedded_again(tmp_path: Path) -> None:
+def test_foreign_chroma_folder_is_embedded_again(tmp_path):
     foreign = tmp_path / "foreign"
     with connect(foreign, create=True) as client:
         handle = client.create_collection("theirs", embedding_function=None)
@@ -109,12 +109,12 @@ def test_foreign_chroma_folder_is_embedded_again(tmp_path: Path) -> None:
     assert report.info.dimension == 384
 
 
-def test_contents_without_text_is_split_into_title_and_text(tmp_path: Path) -> None:
+def test_contents_without_text_is_split_into_title_and_text(tmp_path):
     source = write_jsonl(tmp_path / "c.jsonl", [{"id": 7, "contents": '"Orrin"\nA town.\nOn a river.'}])
     assert next(Corpus(source).read())[1] == Document("7", "Orrin", "A town.\nOn a river.")
 
 
-def test_ids_made_from_content_do_not_depend_on_the_line(tmp_path: Path) -> None:
+def test_ids_made_from_content_do_not_depend_on_the_line(tmp_path):
     first = write_jsonl(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
     second = write_jsonl(tmp_path / "b.jsonl", [{"text": "two"}, {"text": "one"}])
     ids = [{document.id for _, document in Corpus(path).read()} for path in (first, second)]
@@ -122,13 +122,13 @@ def test_ids_made_from_content_do_not_depend_on_the_line(tmp_path: Path) -> None
     assert survey(Corpus(first)).version == survey(Corpus(second)).version
 
 
-def test_version_changes_with_any_text(tmp_path: Path) -> None:
+def test_version_changes_with_any_text(tmp_path):
     changed = [*RECORDS[:2], {**RECORDS[2], "text": "Somebody knows."}]
     first, second = (write_jsonl(tmp_path / f"{n}.jsonl", r) for n, r in enumerate((RECORDS, changed)))
     assert survey(Corpus(first)).version != survey(Corpus(second)).version
 
 
-def test_texts_that_the_embedder_cannot_read_are_refused_before_they_are_embedded(tmp_path: Path) -> None:
+def test_texts_that_the_embedder_cannot_read_are_refused_before_they_are_embedded(tmp_path):
     source = tmp_path / "am.jsonl"
     source.write_text('{"id": "1", "text": "የሥነ ፈለክ ምርምር ተቋሙ በ1904 ተመሠረተ።"}')
     with pytest.raises(EmbedderError, match=r"does not know 100% of the letters .* \(docs/languages\.md\)"):
@@ -136,7 +136,7 @@ def test_texts_that_the_embedder_cannot_read_are_refused_before_they_are_embedde
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_prefixes_are_told_and_kept_and_others_need_replace(tmp_path: Path) -> None:
+def test_prefixes_are_told_and_kept_and_others_need_replace(tmp_path):
     source = tmp_path / "one.jsonl"
     source.write_text('{"id": "1", "text": "Orrin is a town on the river Vell."}')
     own = replace(SPEC, query_prefix="ask: ", passage_prefix="text: ")
@@ -149,7 +149,7 @@ def test_prefixes_are_told_and_kept_and_others_need_replace(tmp_path: Path) -> N
     assert "(384 dimensions, no prefixes)" in str(again)
 
 
-def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path: Path) -> None:
+def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path):
     records = [*RECORDS, {"id": "long", "title": "Salt", "text": "salt " * 400}]
     source = write_jsonl(tmp_path / "c.jsonl", records)
     report = build_index(source, tmp_path / "chroma", "wiki", SPEC, chunking=Chunking(256, 0))
@@ -171,9 +171,7 @@ def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path: Path)
 # --- existing collections ---
 
 
-def test_a_repeated_build_leaves_the_folder_unchanged_and_loads_no_model(
-    built: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repeated_build_leaves_the_folder_unchanged_and_loads_no_model(built, monkeypatch):
     before = (built / "chroma").stat().st_ino
     monkeypatch.setattr(Embedder, "load", lambda _: pytest.fail("the model was loaded"))
     monkeypatch.setattr(Embedder, "_model", property(lambda _: pytest.fail("the model was loaded")))
@@ -181,7 +179,7 @@ def test_a_repeated_build_leaves_the_folder_unchanged_and_loads_no_model(
     assert not report.built and (built / "chroma").stat().st_ino == before
 
 
-def test_another_corpus_under_the_same_name_needs_replace(tmp_path: Path) -> None:
+def test_another_corpus_under_the_same_name_needs_replace(tmp_path):
     chroma = tmp_path / "chroma"
     build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
     other = write_jsonl(tmp_path / "b.jsonl", RECORDS[:1])
@@ -193,7 +191,7 @@ def test_another_corpus_under_the_same_name_needs_replace(tmp_path: Path) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
 
 
-def test_other_chunk_sizes_need_replace(tmp_path: Path) -> None:
+def test_other_chunk_sizes_need_replace(tmp_path):
     source, chroma = write_jsonl(tmp_path / "a.jsonl", RECORDS), tmp_path / "chroma"
     build_index(source, chroma, "wiki", SPEC)
     with pytest.raises(StoreError, match=r"of another embedder or chunk size.*--replace"):
@@ -202,7 +200,7 @@ def test_other_chunk_sizes_need_replace(tmp_path: Path) -> None:
     assert (report.info.chunk_tokens, report.info.chunk_overlap, report.embedded) == (64, 8, 3)
 
 
-def test_an_update_embeds_new_and_changed_documents_and_deletes_removed_ones(tmp_path: Path) -> None:
+def test_an_update_embeds_new_and_changed_documents_and_deletes_removed_ones(tmp_path):
     chroma, long = tmp_path / "chroma", {"id": "long", "text": "salt " * 400}
     build_index(write_jsonl(tmp_path / "a.jsonl", [*RECORDS, long]), chroma, "wiki", SPEC)
     changed = {"id": "d3", "title": "Bridge", "text": "The salt bridge was built by Mara Tesk."}
@@ -217,7 +215,7 @@ def test_an_update_embeds_new_and_changed_documents_and_deletes_removed_ones(tmp
     )
 
 
-def test_an_update_of_an_index_without_draws_adds_none(tmp_path: Path) -> None:
+def test_an_update_of_an_index_without_draws_adds_none(tmp_path):
     corpus, chroma = write_jsonl(tmp_path / "corpus.jsonl", RECORDS), tmp_path / "chroma"
     assert build_index(corpus, chroma, "wiki", SPEC).info.draws == DRAWS
     more = write_jsonl(tmp_path / "more.jsonl", [*RECORDS, {"id": "d4", "text": "Vell is a river."}])
@@ -230,7 +228,7 @@ def test_an_update_of_an_index_without_draws_adds_none(tmp_path: Path) -> None:
     assert build_index(corpus, chroma, "wiki", SPEC).info.draws == 0
 
 
-def test_an_updated_collection_is_the_one_that_is_built_at_once(tmp_path: Path) -> None:
+def test_an_updated_collection_is_the_one_that_is_built_at_once(tmp_path):
     records = [*RECORDS[:2], {"id": "d3", "text": "harbour " * 300}]
     build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), tmp_path / "updated", "wiki", SPEC)
     source = write_jsonl(tmp_path / "b.jsonl", records)
@@ -248,7 +246,7 @@ def test_an_updated_collection_is_the_one_that_is_built_at_once(tmp_path: Path) 
             assert ours["score"] == pytest.approx(theirs["score"], abs=1e-5)
 
 
-def test_other_collections_of_the_folder_are_kept(tmp_path: Path) -> None:
+def test_other_collections_of_the_folder_are_kept(tmp_path):
     chroma = tmp_path / "chroma"
     build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
     build_index(write_jsonl(tmp_path / "b.jsonl", RECORDS[:1]), chroma, "notes", SPEC)
@@ -259,7 +257,7 @@ def test_other_collections_of_the_folder_are_kept(tmp_path: Path) -> None:
     assert found[0][0]["document"]["title"] == "Mara Tesk"
 
 
-def test_folder_that_is_not_chroma_is_left_alone(tmp_path: Path) -> None:
+def test_folder_that_is_not_chroma_is_left_alone(tmp_path):
     target = tmp_path / "papers"
     target.mkdir()
     (target / "thesis.txt").write_text("precious")
@@ -275,14 +273,9 @@ GOOD = json.dumps(RECORDS[0]) + "\n"
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"", "holds no documents"),
-        (f"{GOOD}\n\xff\n".encode("latin-1"), r"c\.jsonl line 3: not JSON"),
-    ],
+    [(b"", "holds no documents"), (f"{GOOD}\n\xff\n".encode("latin-1"), r"c\.jsonl line 3: not JSON")],
 )
-def test_bad_jsonl_is_refused_with_its_line_and_leaves_nothing(
-    tmp_path: Path, content: bytes, message: str
-) -> None:
+def test_bad_jsonl_is_refused_with_its_line_and_leaves_nothing(tmp_path, content, message):
     source = tmp_path / "c.jsonl"
     source.write_bytes(content)
     with pytest.raises(CorpusError, match=message):
@@ -290,13 +283,13 @@ def test_bad_jsonl_is_refused_with_its_line_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
 
 
-def test_parquet_row_without_text_is_named(tmp_path: Path) -> None:
+def test_parquet_row_without_text_is_named(tmp_path):
     pq.write_table(pa.table({"text": ["a"] * 1500 + [None]}), tmp_path / "c.parquet")
     with pytest.raises(CorpusError, match="row 1501: no text"):
         survey(Corpus(tmp_path / "c.parquet"))
 
 
-def test_chroma_source_with_several_collections_asks_which(tmp_path: Path) -> None:
+def test_chroma_source_with_several_collections_asks_which(tmp_path):
     with connect(tmp_path / "db", create=True) as client:
         for name in ("one", "two"):
             client.create_collection(f"the-{name}", embedding_function=None)
@@ -304,15 +297,13 @@ def test_chroma_source_with_several_collections_asks_which(tmp_path: Path) -> No
         survey(Corpus(tmp_path / "db"))
 
 
-def test_unknown_kind_of_source_is_refused(tmp_path: Path) -> None:
+def test_unknown_kind_of_source_is_refused(tmp_path):
     (tmp_path / "corpus.pdf").write_text("text\nx\n")
     with pytest.raises(CorpusError, match=r"a corpus is a file, a folder or a glob of \.jsonl, "):
         survey(Corpus(tmp_path / "corpus.pdf"))
 
 
-def test_command_line_prints_one_error_line_and_exits_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_line_prints_one_error_line_and_exits_2(tmp_path, capsys):
     arguments = [
         "--source",
         f"{tmp_path}/none.jsonl",
@@ -334,7 +325,7 @@ def damage(chroma: Path) -> None:
 
 
 @pytest.mark.parametrize("records", [RECORDS, RECORDS[:-1]], ids=["unchanged", "an update"])
-def test_a_damaged_collection_is_not_kept_but_can_be_replaced(tmp_path: Path, records: list[Any]) -> None:
+def test_a_damaged_collection_is_not_kept_but_can_be_replaced(tmp_path, records):
     source, chroma = write_jsonl(tmp_path / "c.jsonl", RECORDS), tmp_path / "chroma"
     build_index(source, chroma, "wiki", SPEC)
     damage(chroma)
@@ -346,7 +337,7 @@ def test_a_damaged_collection_is_not_kept_but_can_be_replaced(tmp_path: Path, re
     assert "x" not in {text for _, _, text in rows(chroma)}
 
 
-def test_a_collection_without_a_record_gets_one_at_the_next_build(tmp_path: Path) -> None:
+def test_a_collection_without_a_record_gets_one_at_the_next_build(tmp_path):
     source, chroma = write_jsonl(tmp_path / "c.jsonl", RECORDS), tmp_path / "chroma"
     build_index(source, chroma, "wiki", SPEC)
     (chroma / RECORD).unlink()
@@ -357,16 +348,14 @@ def test_a_collection_without_a_record_gets_one_at_the_next_build(tmp_path: Path
 # --- nothing half-written ---
 
 
-def test_embedder_out_of_reach_is_one_clear_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_embedder_out_of_reach_is_one_clear_error_and_leaves_nothing(tmp_path):
     source = write_jsonl(tmp_path / "c.jsonl", RECORDS)
     with pytest.raises(EmbedderError, match="'/no/such-model' could not be loaded"):
         build_index(source, tmp_path / "chroma", "wiki", EmbedderSpec("/no/such-model", "cpu"))
     assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
 
 
-def test_failure_while_writing_leaves_the_old_collection_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failure_while_writing_leaves_the_old_collection_and_nothing_else(tmp_path, monkeypatch):
     chroma = tmp_path / "chroma"
     build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
 
@@ -380,9 +369,7 @@ def test_failure_while_writing_leaves_the_old_collection_and_nothing_else(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
 
 
-def test_full_disk_is_one_clear_error_and_keeps_the_existing_collection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_one_clear_error_and_keeps_the_existing_collection(tmp_path, monkeypatch):
     chroma = tmp_path / "chroma"
     build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
     prepare = IndexJournal.__init__
@@ -399,7 +386,7 @@ def test_full_disk_is_one_clear_error_and_keeps_the_existing_collection(
 
 
 @pytest.mark.parametrize("empty_made_since", [False, True])
-def test_folder_moved_aside_by_a_killed_publish_is_put_back(tmp_path: Path, empty_made_since: bool) -> None:
+def test_folder_moved_aside_by_a_killed_publish_is_put_back(tmp_path, empty_made_since):
     (tmp_path / ".db.previous").mkdir()
     (tmp_path / ".db.previous" / "file").write_text("old")
     if empty_made_since:
@@ -408,7 +395,7 @@ def test_folder_moved_aside_by_a_killed_publish_is_put_back(tmp_path: Path, empt
     assert (tmp_path / "db" / "file").read_text() == "old"
 
 
-def test_a_linked_folder_is_built_and_updated_in_the_link_s_target(tmp_path: Path) -> None:
+def test_a_linked_folder_is_built_and_updated_in_the_link_s_target(tmp_path):
     (tmp_path / "disk").mkdir()
     link = tmp_path / "chroma"
     link.symlink_to(tmp_path / "disk" / "real")
@@ -418,7 +405,7 @@ def test_a_linked_folder_is_built_and_updated_in_the_link_s_target(tmp_path: Pat
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
 
 
-def test_a_linked_folder_that_another_build_is_writing_is_refused(tmp_path: Path) -> None:
+def test_a_linked_folder_that_another_build_is_writing_is_refused(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "real")
     source = write_jsonl(tmp_path / "a.jsonl", RECORDS)
     with (
@@ -428,7 +415,7 @@ def test_a_linked_folder_that_another_build_is_writing_is_refused(tmp_path: Path
         build_index(source, tmp_path / "link", "wiki", SPEC)
 
 
-def test_second_build_of_the_same_folder_at_the_same_time_is_refused(tmp_path: Path) -> None:
+def test_second_build_of_the_same_folder_at_the_same_time_is_refused(tmp_path):
     with staging_folder(tmp_path / "db") as folder:
         with pytest.raises(AlreadyWriting, match="another build is writing"), staging_folder(tmp_path / "db"):
             pass
@@ -440,7 +427,7 @@ def test_second_build_of_the_same_folder_at_the_same_time_is_refused(tmp_path: P
 # --- opening ---
 
 
-def test_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path):
     with (
         pytest.raises(StoreError, match=f"no Chroma folder at {tmp_path}"),
         open_collection(tmp_path, "wiki"),
@@ -449,7 +436,7 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_missing_collection_names_those_that_exist(built: Path) -> None:
+def test_missing_collection_names_those_that_exist(built):
     with (
         pytest.raises(StoreError, match=r"no collection 'wikis' .* holds wiki"),
         open_collection(built / "chroma", "wikis"),
@@ -468,9 +455,7 @@ def test_missing_collection_names_those_that_exist(built: Path) -> None:
         ("normalised", False, "normalised vectors: False, not True"),
     ],
 )
-def test_collection_of_another_embedder_is_refused(
-    tmp_path: Path, field: str, value: Any, message: str
-) -> None:
+def test_collection_of_another_embedder_is_refused(tmp_path, field, value, message):
     with connect(tmp_path, create=True) as client:
         info = CollectionInfo(
             *(SPEC.name, "r", 384, "", ""),
@@ -481,7 +466,7 @@ def test_collection_of_another_embedder_is_refused(
         store.check_embedder(Embedder(SPEC))
 
 
-def test_other_weights_under_the_same_name_are_refused(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_weights_under_the_same_name_are_refused(built, monkeypatch):
     embedder = Embedder(SPEC)
     with open_collection(built / "chroma", "wiki") as store:
         store.check_embedder(embedder)
@@ -494,11 +479,11 @@ def test_other_weights_under_the_same_name_are_refused(built: Path, monkeypatch:
 
 
 @given(st.from_regex(r"[A-Za-z][A-Za-z0-9.]{0,20}", fullmatch=True))
-def test_model_has_one_name_wherever_it_is_stored(name: str) -> None:
+def test_model_has_one_name_wherever_it_is_stored(name):
     places = [f"org/{name}", f"/models/{name}", f"/hub/models--org--{name}/snapshots/0123", f"models/{name}/"]
     assert {model_identity(place) for place in places} == {name.lower()}
 
 
-def test_chroma_telemetry_is_off(built: Path) -> None:
+def test_chroma_telemetry_is_off(built):
     with connect(built / "chroma") as client:
         assert not client.get_settings().anonymized_telemetry

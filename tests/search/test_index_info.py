@@ -1,9 +1,7 @@
 """A retrieval service describes its index to clients with the token, over loopback."""
 
 import threading
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
 from conftest import unused_port
@@ -22,20 +20,18 @@ TOKEN = "sesame-4711"
 
 
 @pytest.fixture(scope="module")
-def chroma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chroma(tmp_path_factory):
     return build_collection(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")
-def url(chroma: Path) -> Iterator[str]:
+def url(chroma):
     """A service that asks for a token."""
     with serving_with_token(chroma, TOKEN) as url:
         yield url
 
 
-def test_with_the_token_it_describes_its_index_as_whoever_opens_it_would(
-    chroma: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_with_the_token_it_describes_its_index_as_whoever_opens_it_would(chroma, url, monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
     served = ask_index(url)
     assert (served.collection, served.embedder, served.documents) == (COLLECTION, SPEC.name, len(PASSAGES))
@@ -46,9 +42,7 @@ def test_with_the_token_it_describes_its_index_as_whoever_opens_it_would(
     ("token", "advice"),
     [("", "set RETRIEVAL_TOKEN to its token"), ("wrong-0815", "another than the one there")],
 )
-def test_without_its_token_neither_the_index_nor_a_passage_is_shown(
-    url: str, monkeypatch: pytest.MonkeyPatch, token: str, advice: str
-) -> None:
+def test_without_its_token_neither_the_index_nor_a_passage_is_shown(url, monkeypatch, token, advice):
     monkeypatch.setenv(TOKEN_VARIABLE, token)
     with pytest.raises(ServiceUnusable, match=advice) as asked:
         ask_index(url)
@@ -58,20 +52,20 @@ def test_without_its_token_neither_the_index_nor_a_passage_is_shown(
         assert TOKEN not in said and "wrong-0815" not in said
 
 
-def test_a_refused_token_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_token_is_not_sent_again(monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "wrong-0815")
     with scripted((401, {"detail": "a bearer token is needed"})) as server, pytest.raises(SearchRequestError):
         retrieve(server.url, ["salt"], deadline_s=5.0)
     assert len(server.requests) == 1
 
 
-def test_what_does_not_answer_is_away_and_named() -> None:
+def test_what_does_not_answer_is_away_and_named():
     nobody = f"http://127.0.0.1:{unused_port()}"
     with pytest.raises(ServiceAway, match=f"no retrieval service answers at {nobody}"):
         ask_index(nobody)
 
 
-def test_another_server_is_no_retrieval_service() -> None:
+def test_another_server_is_no_retrieval_service():
     with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
@@ -83,9 +77,7 @@ def test_another_server_is_no_retrieval_service() -> None:
             thread.join()
 
 
-def test_beyond_this_machine_a_server_listens_with_a_token_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_beyond_this_machine_a_server_listens_with_a_token_only(monkeypatch, capsys):
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     with pytest.raises(SystemExit) as refused:
         main(["--chroma-path", "none", "--collection", COLLECTION, "--host", "0.0.0.0"])

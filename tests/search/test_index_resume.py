@@ -73,12 +73,12 @@ def run_and_die(where: str, source: Path, target: Path | str, spec: EmbedderSpec
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+def spec(tmp_path_factory):
     return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec) -> Path:
+def built(tmp_path_factory, spec):
     """A collection indexed in one undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     index(write_corpus(folder / "corpus.jsonl"), folder / "chroma", spec)
@@ -86,7 +86,7 @@ def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec) -> Path:
 
 
 @pytest.fixture(scope="module")
-def updated(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec, built: Path) -> Path:
+def updated(tmp_path_factory, spec, built):
     """The same with twice the documents, added in one undisturbed run."""
     folder = tmp_path_factory.mktemp("updated")
     shutil.copytree(built, folder / "chroma")
@@ -95,14 +95,14 @@ def updated(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec, built:
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def encoded(monkeypatch):
     return record_encoded(monkeypatch)
 
 
 @pytest.mark.parametrize("where", KILLED_IN)
 def test_a_killed_and_repeated_build_gives_the_collection_of_one_undisturbed_run(
-    where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: list[str]
-) -> None:
+    where, tmp_path, spec, built, encoded
+):
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
     killed(run_and_die, where, source, target, spec)
     assert not target.exists()
@@ -121,8 +121,8 @@ def test_a_killed_and_repeated_build_gives_the_collection_of_one_undisturbed_run
 
 @pytest.mark.parametrize("where", ["embedding", "writing", "publishing"])
 def test_a_killed_update_leaves_the_old_collection_and_completes_when_repeated(
-    where: str, tmp_path: Path, spec: EmbedderSpec, built: Path, updated: Path, encoded: list[str]
-) -> None:
+    where, tmp_path, spec, built, updated, encoded
+):
     source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
     target = Path(shutil.copytree(built, tmp_path / "chroma"))
     killed(run_and_die, where, source, target, spec)
@@ -134,9 +134,7 @@ def test_a_killed_update_leaves_the_old_collection_and_completes_when_repeated(
     assert (report.changes.added, report.changes.kept) == (DOCUMENTS, DOCUMENTS)
 
 
-def test_vectors_of_a_killed_run_are_reused_although_the_corpus_has_changed(
-    tmp_path: Path, spec: EmbedderSpec, encoded: list[str]
-) -> None:
+def test_vectors_of_a_killed_run_are_reused_although_the_corpus_has_changed(tmp_path, spec, encoded):
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
     killed(run_and_die, "writing", source, target, spec)
     index(write_corpus(source, DOCUMENTS + 10, 10), target, spec)
@@ -144,9 +142,7 @@ def test_vectors_of_a_killed_run_are_reused_although_the_corpus_has_changed(
     assert collection_contents(target)[0].documents == DOCUMENTS + 10
 
 
-def test_vectors_of_a_killed_run_under_other_settings_are_dropped_with_a_line(
-    tmp_path: Path, spec: EmbedderSpec, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vectors_of_a_killed_run_under_other_settings_are_dropped_with_a_line(tmp_path, spec, capsys):
     source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
     killed(run_and_die, "writing", source, target, spec)
     report = build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
@@ -154,9 +150,7 @@ def test_vectors_of_a_killed_run_under_other_settings_are_dropped_with_a_line(
     assert "chunks that a run with another model or chunk size had embedded" in capsys.readouterr().out
 
 
-def test_a_refused_run_keeps_the_vectors_of_a_killed_one(
-    tmp_path: Path, spec: EmbedderSpec, built: Path
-) -> None:
+def test_a_refused_run_keeps_the_vectors_of_a_killed_one(tmp_path, spec, built):
     source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
     target = Path(shutil.copytree(built, tmp_path / "chroma"))
     killed(run_and_die, "writing", source, target, spec)
@@ -167,9 +161,7 @@ def test_a_refused_run_keeps_the_vectors_of_a_killed_one(
     assert index(source, target, spec).embedded == 0
 
 
-def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(
-    tmp_path: Path, spec: EmbedderSpec
-) -> None:
+def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(tmp_path, spec):
     source = write_corpus(tmp_path / "corpus.jsonl")
     place = f"http://127.0.0.1:{unused_port()}"
     with (
@@ -180,8 +172,8 @@ def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(
 
 
 def test_a_server_refuses_a_half_written_collection_and_a_repeated_build_completes_it(
-    tmp_path: Path, spec: EmbedderSpec, built: Path, encoded: list[str]
-) -> None:
+    tmp_path, spec, built, encoded
+):
     source = write_corpus(tmp_path / "corpus.jsonl")
     with chroma_server(tmp_path / "server", unused_port()) as server:
         killed(run_and_die, "embedding", source, server.url, spec)
@@ -194,8 +186,8 @@ def test_a_server_refuses_a_half_written_collection_and_a_repeated_build_complet
 
 
 def test_a_document_of_many_chunks_is_embedded_in_parts_of_which_a_kill_loses_one(
-    tmp_path: Path, spec: EmbedderSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, spec, monkeypatch
+):
     monkeypatch.setattr("search.indexing.build.TOGETHER", 4)
     record = {"id": "one", "text": text_of(0) * 10}
     (tmp_path / "corpus.jsonl").write_text(json.dumps(record))

@@ -5,7 +5,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
 from chroma_parts import NAME, build, chroma_server, text_of, unit_vectors, written_index
 from conftest import unused_port
 from hypothesis import given
@@ -43,14 +42,12 @@ def finds_all(place: Path | str, count: int) -> bool:
 
 
 @given(st.integers(0, 10**9))
-def test_vector_files_are_written_a_few_times_however_many_vectors_there_are(vectors: int) -> None:
+def test_vector_files_are_written_a_few_times_however_many_vectors_there_are(vectors):
     assert sync_threshold(vectors) >= SYNC_THRESHOLD
     assert vectors // sync_threshold(vectors) <= SYNCS
 
 
-def test_a_finished_index_has_all_vectors_in_its_files_and_chromas_own_threshold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_finished_index_has_all_vectors_in_its_files_and_chromas_own_threshold(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "sync_threshold", lambda vectors: 10 * vectors)
     folder = tmp_path / "chroma"
     written_index(folder, [text_of(number) for number in range(COUNT)], unit_vectors(0, COUNT))
@@ -58,7 +55,7 @@ def test_a_finished_index_has_all_vectors_in_its_files_and_chromas_own_threshold
     assert check_content(folder, NAME) and finds_all(folder, COUNT) and check_content(folder, NAME)
 
 
-def test_an_index_whose_vectors_wait_in_the_queue_is_served_as_it_was_recorded(tmp_path: Path) -> None:
+def test_an_index_whose_vectors_wait_in_the_queue_is_served_as_it_was_recorded(tmp_path):
     folder = tmp_path / "chroma"
     build(folder, count=COUNT, threshold=10 * COUNT)
     record_content(folder, NAME)
@@ -66,9 +63,7 @@ def test_an_index_whose_vectors_wait_in_the_queue_is_served_as_it_was_recorded(t
     assert finds_all(folder, COUNT) and check_content(folder, NAME) and waiting(folder) == COUNT
 
 
-def test_a_server_writes_what_waits_when_it_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_writes_what_waits_when_it_is_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "sync_threshold", lambda vectors: 10 * vectors)
     with chroma_server(tmp_path / "server", unused_port()) as server:
         written_index(server.url, [text_of(number) for number in range(COUNT)], unit_vectors(0, COUNT))

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import chromadb
 import numpy as np
 import pytest
-from chroma_parts import ChromaServer, chroma_server
+from chroma_parts import chroma_server
 from conftest import unused_port
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +20,6 @@ from tiny_embedder import save_tiny_embedder
 
 from search.chroma.location import ChromaPlace, Quota
 from search.chroma.sharded_store import ChromaIndex, ShardLayout
-from search.embedders import EmbedderSpec
 from search.indexing.shards import Shards, build
 
 SHARDS, PAGE, READS = 3, 7, 2
@@ -45,7 +43,7 @@ class Counted:
 
 
 @given(reads=st.integers(1, 4), threads=st.integers(1, 8))
-def test_no_more_read_at_once_than_may(reads: int, threads: int) -> None:
+def test_no_more_read_at_once_than_may(reads, threads):
     counted = Counted()
 
     def read(number: int) -> None:
@@ -57,7 +55,7 @@ def test_no_more_read_at_once_than_may(reads: int, threads: int) -> None:
     assert counted.most <= min(reads, threads)
 
 
-def test_without_a_limit_all_read_at_once() -> None:
+def test_without_a_limit_all_read_at_once():
     barrier = threading.Barrier(8)
 
     def read(number: int) -> None:
@@ -69,19 +67,17 @@ def test_without_a_limit_all_read_at_once() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
+def server(tmp_path_factory):
     with chroma_server(tmp_path_factory.mktemp("quota") / "chroma", unused_port()) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+def spec(tmp_path_factory):
     return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def test_an_index_on_a_server_is_written_and_asked_within_its_quota(
-    server: ChromaServer, spec: EmbedderSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_on_a_server_is_written_and_asked_within_its_quota(server, spec, tmp_path, monkeypatch):
     written: list[int] = []
     counted = Counted()
     upsert, query = chromadb.Collection.upsert, chromadb.Collection.query

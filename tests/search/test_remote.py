@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
-from pathlib import Path
 
 import chromadb.config
 import httpx
 import numpy as np
 import pytest
 from chroma_parts import NAME, ChromaServer, build, chroma_server, collection_info, text_of
-from conftest import StartPeer, unused_port
+from conftest import unused_port
 from search_parts import wait_for
 
 import search.chroma.location
@@ -31,13 +30,13 @@ LIMIT_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def chroma(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
+def chroma(tmp_path_factory):
     with chroma_server(tmp_path_factory.mktemp("remote") / "chroma", unused_port()) as server:
         yield server
 
 
 @pytest.fixture
-def vectors(chroma: ChromaServer) -> np.ndarray:
+def vectors(chroma):
     """The vectors of the collection, which is built again."""
     empty(chroma)
     return build(chroma.url, count=COUNT)
@@ -50,7 +49,7 @@ def empty(chroma: ChromaServer) -> None:
 
 
 @pytest.fixture
-def store(chroma: ChromaServer, vectors: np.ndarray) -> Iterator[Store]:
+def store(chroma, vectors):
     with open_collection(chroma.url, NAME) as opened:
         yield opened
 
@@ -66,9 +65,7 @@ def refusal(place: str, name: str = NAME) -> str:
     return str(caught.value)
 
 
-def test_collection_on_a_server_answers_like_one_in_a_folder(
-    store: Store, vectors: np.ndarray, tmp_path: Path
-) -> None:
+def test_collection_on_a_server_answers_like_one_in_a_folder(store, vectors, tmp_path):
     build(tmp_path / "chroma", count=COUNT)
     with open_collection(tmp_path / "chroma", NAME) as local:
         here, there = local.query(vectors, COUNT + 1), store.query(vectors, COUNT + 1)
@@ -78,26 +75,20 @@ def test_collection_on_a_server_answers_like_one_in_a_folder(
     ]
 
 
-def test_collection_on_a_server_has_the_fingerprint_of_one_in_a_folder(
-    chroma: ChromaServer, vectors: np.ndarray, tmp_path: Path
-) -> None:
+def test_collection_on_a_server_has_the_fingerprint_of_one_in_a_folder(chroma, vectors, tmp_path):
     build(tmp_path / "chroma", count=COUNT)
     assert fingerprint_collection(chroma_index([chroma.url], NAME)) == fingerprint_collection(
         chroma_index([tmp_path / "chroma"], NAME)
     )
 
 
-def test_documents_of_a_server_are_read_in_pages_and_sorted_by_id(
-    chroma: ChromaServer, vectors: np.ndarray
-) -> None:
+def test_documents_of_a_server_are_read_in_pages_and_sorted_by_id(chroma, vectors):
     read = list(iter_documents(chroma.url, NAME, batch=7))
     numbers = sorted(range(COUNT), key=str)
     assert read == [(str(number), f"title {number}", text_of(number)) for number in numbers]
 
 
-def test_query_fails_while_the_server_is_down_and_works_again_when_it_is_back(
-    chroma: ChromaServer, store: Store, vectors: np.ndarray
-) -> None:
+def test_query_fails_while_the_server_is_down_and_works_again_when_it_is_back(chroma, store, vectors):
     assert answers_right(store, vectors)
     chroma.stop()
     for _ in range(2):
@@ -107,9 +98,7 @@ def test_query_fails_while_the_server_is_down_and_works_again_when_it_is_back(
     assert answers_right(store, vectors)
 
 
-def test_hanging_server_is_given_up_in_time(
-    chroma: ChromaServer, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_server_is_given_up_in_time(chroma, vectors, monkeypatch):
     monkeypatch.setattr(search.chroma.location, "_READ_TIMEOUT_S", 3)
     with open_collection(chroma.url, NAME) as store:
         assert answers_right(store, vectors)
@@ -134,9 +123,7 @@ def test_chroma_still_has_no_setting_for_a_timeout() -> None:
     ]
 
 
-def test_collection_replaced_by_another_version_is_refused(
-    chroma: ChromaServer, store: Store, vectors: np.ndarray
-) -> None:
+def test_collection_replaced_by_another_version_is_refused(chroma, store, vectors):
     empty(chroma)
     with pytest.raises(StoreUnavailable, match=f"no collection '{NAME}'"):
         store.query(vectors, 3)
@@ -148,17 +135,13 @@ def test_collection_replaced_by_another_version_is_refused(
             store.query(vectors, 3)
 
 
-def test_collection_replaced_by_the_same_version_is_accepted(
-    chroma: ChromaServer, store: Store, vectors: np.ndarray
-) -> None:
+def test_collection_replaced_by_the_same_version_is_accepted(chroma, store, vectors):
     empty(chroma)
     build(chroma.url, count=COUNT)
     assert answers_right(store, vectors)
 
 
-def test_collection_changed_in_place_is_refused_at_the_next_query(
-    chroma: ChromaServer, store: Store, vectors: np.ndarray
-) -> None:
+def test_collection_changed_in_place_is_refused_at_the_next_query(chroma, store, vectors):
     assert answers_right(store, vectors)
     with connect(chroma.url, create=True) as client:
         handle = client.get_collection(NAME, embedding_function=None)
@@ -167,16 +150,14 @@ def test_collection_changed_in_place_is_refused_at_the_next_query(
         store.query(vectors, 3)
 
 
-def test_server_that_is_down_at_the_start_is_one_clear_error() -> None:
+def test_server_that_is_down_at_the_start_is_one_clear_error():
     address = f"http://127.0.0.1:{unused_port()}"
     message = refusal(address)
     assert message.startswith(f"no Chroma server answers at {address} (ConnectError: ")
     assert "start one" in message and "\n" not in message
 
 
-def test_start_waits_for_a_server_that_starts_later(
-    chroma: ChromaServer, vectors: np.ndarray, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_start_waits_for_a_server_that_starts_later(chroma, vectors, caplog):
     chroma.stop()
     with ThreadPoolExecutor(1) as pool:
         opening = pool.submit(wait_for_store, chroma_index([chroma.url], NAME))
@@ -186,23 +167,21 @@ def test_start_waits_for_a_server_that_starts_later(
             assert answers_right(store, vectors)
 
 
-def test_server_that_stays_down_is_one_clear_error_after_the_wait() -> None:
+def test_server_that_stays_down_is_one_clear_error_after_the_wait():
     with pytest.raises(StoreError, match="no Chroma server answers at"):
         wait_for_store(chroma_index([f"http://127.0.0.1:{unused_port()}"], NAME), wait_s=0)
 
 
-def test_server_of_another_kind_is_recognised(start_peer: StartPeer) -> None:
+def test_server_of_another_kind_is_recognised(start_peer):
     peer = start_peer("/retrieve", lambda _: {})
     assert "is no Chroma server, or not one of version 1: it answered HTTP 404" in refusal(peer.url)
 
 
-def test_missing_database_is_named(chroma: ChromaServer) -> None:
+def test_missing_database_is_named(chroma):
     assert "has no database 'papers' of a tenant 'me'" in refusal(f"{chroma.url}/me/papers")
 
 
-def test_missing_collection_is_named_with_the_existing_ones(
-    chroma: ChromaServer, vectors: np.ndarray
-) -> None:
+def test_missing_collection_is_named_with_the_existing_ones(chroma, vectors):
     assert refusal(chroma.url, "wikis") == f"no collection 'wikis' in {chroma.url}: it holds {NAME}"
 
 
@@ -222,9 +201,7 @@ class Guard(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
-def test_api_key_is_sent_and_never_shown(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_api_key_is_sent_and_never_shown(monkeypatch, caplog):
     monkeypatch.setenv("CHROMA_API_KEY", " ck-secret\n")
     seen: list[str | None] = []
     with HTTPServer(("127.0.0.1", 0), Guard) as guard:
@@ -237,7 +214,7 @@ def test_api_key_is_sent_and_never_shown(
     assert "secret" not in shown
 
 
-def test_api_key_that_cannot_be_sent_is_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_that_cannot_be_sent_is_refused_without_being_shown(monkeypatch):
     monkeypatch.setenv("CHROMA_API_KEY", "ck\nsecret")
     assert (
         refusal("https://127.0.0.1:9") == "CHROMA_API_KEY holds characters that an HTTP header cannot carry"
@@ -254,17 +231,13 @@ def test_api_key_that_cannot_be_sent_is_refused_without_being_shown(monkeypatch:
         ("http://chroma.example:1", False),
     ],
 )
-def test_api_key_goes_where_nobody_can_read_it_on_the_way(
-    monkeypatch: pytest.MonkeyPatch, address: str, sent: bool
-) -> None:
+def test_api_key_goes_where_nobody_can_read_it_on_the_way(monkeypatch, address, sent):
     monkeypatch.setenv("CHROMA_API_KEY", "ck-secret")
     headers = request_headers(ChromaPlace.parse(address))
     assert headers == ({"X-Chroma-Token": "ck-secret"} if sent else {})
 
 
-def test_proxy_of_the_environment_is_not_used_for_a_chroma_within_this_machine(
-    chroma: ChromaServer, vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_proxy_of_the_environment_is_not_used_for_a_chroma_within_this_machine(chroma, vectors, monkeypatch):
     monkeypatch.setenv("CHROMA_API_KEY", "ck-secret")
     with Relay(chroma.url).running() as proxy:
         for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
@@ -326,14 +299,12 @@ class RelayHandler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def relay(chroma: ChromaServer, vectors: np.ndarray) -> Iterator[Relay]:
+def relay(chroma, vectors):
     with Relay(chroma.url).running() as relay:
         yield relay
 
 
-def test_answer_of_a_collection_that_changes_during_the_query_is_discarded(
-    chroma: ChromaServer, vectors: np.ndarray, relay: Relay
-) -> None:
+def test_answer_of_a_collection_that_changes_during_the_query_is_discarded(chroma, vectors, relay):
     changed = threading.Event()
 
     def change(path: str) -> None:
@@ -352,9 +323,7 @@ def test_answer_of_a_collection_that_changes_during_the_query_is_discarded(
         store.query(vectors, 3)
 
 
-def test_index_that_limits_the_rate_is_unavailable_and_not_connected_to_again(
-    relay: Relay, vectors: np.ndarray
-) -> None:
+def test_index_that_limits_the_rate_is_unavailable_and_not_connected_to_again(relay, vectors):
     with open_collection(relay.url, NAME) as store:
         assert answers_right(store, vectors)
         relay.before = lambda path: 429 if path.endswith("/query") else None

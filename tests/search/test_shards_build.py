@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -56,19 +55,19 @@ def contents(folder: Path) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> EmbedderSpec:
+def spec(tmp_path_factory):
     return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_calls_a_shard() -> Iterator[None]:
+def two_calls_a_shard():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search.indexing.build, "TOGETHER", TOGETHER)
         yield
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec) -> Path:
+def built(tmp_path_factory, spec):
     """Shards that were indexed in one undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_corpus(folder / "corpus.jsonl")
@@ -77,19 +76,19 @@ def built(tmp_path_factory: pytest.TempPathFactory, spec: EmbedderSpec) -> Path:
 
 
 @pytest.fixture
-def copied(built: Path, tmp_path: Path) -> Path:
+def copied(built, tmp_path):
     return Path(shutil.copytree(built, tmp_path / "copied"))
 
 
 @pytest.fixture
-def encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def encoded(monkeypatch):
     return record_encoded(monkeypatch)
 
 
 # --- results of a build ---
 
 
-def test_the_index_is_that_of_one_collection(built: Path, spec: EmbedderSpec, tmp_path: Path) -> None:
+def test_the_index_is_that_of_one_collection(built, spec, tmp_path):
     build_index(built / "corpus.jsonl", tmp_path / "one", "wiki", spec, chunking=CHUNKING)
     one, many = chroma_index([tmp_path / "one"], "wiki"), ChromaIndex(target_in(built).layout)
     assert list(many.documents()) == list(one.documents())
@@ -106,15 +105,13 @@ def test_the_index_is_that_of_one_collection(built: Path, spec: EmbedderSpec, tm
     assert sorted(path.name for path in (built / "chroma").iterdir()) == names
 
 
-def test_a_repeated_build_changes_nothing(copied: Path, spec: EmbedderSpec, encoded: list[str]) -> None:
+def test_a_repeated_build_changes_nothing(copied, spec, encoded):
     report = index(copied, spec)
     assert (report.built, encoded) == (False, [])
     assert report.survey.duplicates == 1
 
 
-def test_an_update_embeds_what_is_new_and_leaves_each_document_in_its_shard(
-    copied: Path, built: Path, spec: EmbedderSpec, encoded: list[str]
-) -> None:
+def test_an_update_embeds_what_is_new_and_leaves_each_document_in_its_shard(copied, built, spec, encoded):
     write_corpus(copied / "corpus.jsonl", DOCUMENTS + 3)
     report = index(copied, spec)
     assert report.changes is not None
@@ -123,7 +120,7 @@ def test_an_update_embeds_what_is_new_and_leaves_each_document_in_its_shard(
         assert before.items() <= after.items()
 
 
-def test_another_corpus_is_refused_before_any_shard_is_written(copied: Path, spec: EmbedderSpec) -> None:
+def test_another_corpus_is_refused_before_any_shard_is_written(copied, spec):
     before = contents(copied)
     write_corpus(copied / "corpus.jsonl", changed=DOCUMENTS - 10)
     with pytest.raises(StoreError, match=r"exists already and is of other content, only 10 of its 60"):
@@ -131,7 +128,7 @@ def test_another_corpus_is_refused_before_any_shard_is_written(copied: Path, spe
     assert contents(copied) == before
 
 
-def test_what_the_whole_takes_is_judged_once(tmp_path: Path, spec: EmbedderSpec) -> None:
+def test_what_the_whole_takes_is_judged_once(tmp_path, spec):
     write_corpus(tmp_path / "corpus.jsonl")
     plans: list[Planned] = []
 
@@ -146,9 +143,7 @@ def test_what_the_whole_takes_is_judged_once(tmp_path: Path, spec: EmbedderSpec)
     assert not list(tmp_path.rglob("*.sqlite3"))
 
 
-def test_what_was_embedded_alone_is_written_by_the_next_build(
-    built: Path, spec: EmbedderSpec, encoded: list[str], tmp_path: Path
-) -> None:
+def test_what_was_embedded_alone_is_written_by_the_next_build(built, spec, encoded, tmp_path):
     write_corpus(tmp_path / "corpus.jsonl")
     first = index(tmp_path, spec, embed_only=True)
     assert (first.is_written, first.embedded) == (False, len(encoded))
@@ -162,7 +157,7 @@ def test_what_was_embedded_alone_is_written_by_the_next_build(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
-def test_more_shards_than_the_documents_fill_are_refused(tmp_path: Path, spec: EmbedderSpec) -> None:
+def test_more_shards_than_the_documents_fill_are_refused(tmp_path, spec):
     write_corpus(tmp_path / "corpus.jsonl", 2)
     layout = ShardLayout.parse([tmp_path / "chroma"], "wiki", 40)
     with pytest.raises(StoreError, match=r"would be empty, as .* has 2 documents: set fewer"):
@@ -230,14 +225,8 @@ def end_in(where: str, shard: int, folder: Path, spec: EmbedderSpec, monkeypatch
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("where", ["embedding", "inserting", "between"])
 def test_a_build_that_ends_anywhere_and_is_repeated_gives_the_same_index(
-    where: str,
-    shard: int,
-    tmp_path: Path,
-    built: Path,
-    spec: EmbedderSpec,
-    encoded: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    where, shard, tmp_path, built, spec, encoded, monkeypatch
+):
     write_corpus(tmp_path / "corpus.jsonl")
     end_in(where, shard, tmp_path, spec, monkeypatch)
     before = len(encoded)
@@ -260,9 +249,7 @@ def run_and_die(folder: Path, spec: EmbedderSpec) -> None:
 
 
 @pytest.mark.slow("a process that loads an embedder of its own")
-def test_a_build_that_is_killed_takes_its_processes_with_it_and_is_repeated(
-    tmp_path: Path, built: Path, spec: EmbedderSpec
-) -> None:
+def test_a_build_that_is_killed_takes_its_processes_with_it_and_is_repeated(tmp_path, built, spec):
     write_corpus(tmp_path / "corpus.jsonl")
     killed(run_and_die, tmp_path, spec)
     index(tmp_path, spec)

@@ -3,7 +3,6 @@
 import os
 import shutil
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,23 +20,23 @@ from search.stored_index import DATABASE_FILE
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, np.ndarray]:
+def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store") / "chroma"
     return folder, build(folder)
 
 
 @pytest.fixture
-def folder(template: tuple[Path, np.ndarray], tmp_path: Path) -> Path:
+def folder(template, tmp_path):
     return Path(shutil.copytree(template[0], tmp_path / "chroma"))
 
 
 @pytest.fixture
-def vectors(template: tuple[Path, np.ndarray]) -> np.ndarray:
+def vectors(template):
     return template[1]
 
 
 @pytest.fixture
-def store(folder: Path) -> Iterator[Store]:
+def store(folder):
     with open_collection(folder, NAME) as opened:
         yield opened
 
@@ -59,9 +58,7 @@ def unavailable(store: Store, vectors: np.ndarray) -> str:
 
 
 @pytest.mark.parametrize("asked_before", [True, False])
-def test_missing_folder_is_unavailable_until_it_is_back(
-    store: Store, folder: Path, vectors: np.ndarray, asked_before: bool
-) -> None:
+def test_missing_folder_is_unavailable_until_it_is_back(store, folder, vectors, asked_before):
     if asked_before:
         assert answers_right(store, vectors)
     folder.rename(folder.with_name("elsewhere"))
@@ -71,9 +68,7 @@ def test_missing_folder_is_unavailable_until_it_is_back(
     assert answers_right(store, vectors)
 
 
-def test_folder_replaced_by_another_version_is_refused_until_the_old_one_is_back(
-    store: Store, folder: Path, vectors: np.ndarray
-) -> None:
+def test_folder_replaced_by_another_version_is_refused_until_the_old_one_is_back(store, folder, vectors):
     assert answers_right(store, vectors)
     build(folder.with_name("new"), seed=1)
     folder.rename(folder.with_name("old"))
@@ -84,9 +79,7 @@ def test_folder_replaced_by_another_version_is_refused_until_the_old_one_is_back
     assert answers_right(store, vectors)
 
 
-def test_folder_replaced_by_a_copy_of_itself_is_opened_again(
-    store: Store, folder: Path, vectors: np.ndarray
-) -> None:
+def test_folder_replaced_by_a_copy_of_itself_is_opened_again(store, folder, vectors):
     assert answers_right(store, vectors)
     shutil.copytree(folder, folder.with_name("copy"))
     shutil.rmtree(folder)
@@ -95,9 +88,7 @@ def test_folder_replaced_by_a_copy_of_itself_is_opened_again(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.99])
-def test_truncated_database_is_unavailable_until_it_is_restored(
-    store: Store, folder: Path, vectors: np.ndarray, share: float
-) -> None:
+def test_truncated_database_is_unavailable_until_it_is_restored(store, folder, vectors, share):
     assert answers_right(store, vectors)
     database = folder / DATABASE_FILE
     whole = database.read_bytes()
@@ -109,9 +100,7 @@ def test_truncated_database_is_unavailable_until_it_is_restored(
     assert answers_right(store, vectors)
 
 
-def test_vector_files_that_break_under_a_store_do_no_harm(
-    store: Store, folder: Path, vectors: np.ndarray
-) -> None:
+def test_vector_files_that_break_under_a_store_do_no_harm(store, folder, vectors):
     assert answers_right(store, vectors)
     for path in folder.glob("*/*.*"):
         os.truncate(path, path.stat().st_size // 2)
@@ -121,20 +110,20 @@ def test_vector_files_that_break_under_a_store_do_no_harm(
 @pytest.mark.parametrize(
     "name", ["data_level0.bin", "length.bin", "header.bin", "link_lists.bin", "index_metadata.pickle"]
 )
-def test_missing_vector_file_is_named_instead_of_being_opened(folder: Path, name: str) -> None:
+def test_missing_vector_file_is_named_instead_of_being_opened(folder, name):
     next(folder.glob(f"*/{name}")).unlink()
     with pytest.raises(StoreError, match=f"is damaged: .* lacks {name}"), open_collection(folder, NAME):
         pass
 
 
-def test_another_chromadb_is_refused_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_chromadb_is_refused_by_name(folder, monkeypatch):
     monkeypatch.setattr(content, "version", lambda _: "1.6.0")
     refused = r"chromadb 1\.6\.0 is installed, and search/chroma/content\.py reads the private files of 1\.5"
     with pytest.raises(StoreError, match=refused), open_collection(folder, NAME):
         pass
 
 
-def test_vector_files_of_another_format_are_refused_by_name(folder: Path) -> None:
+def test_vector_files_of_another_format_are_refused_by_name(folder):
     header = next(folder.glob("*/header.bin"))
     header.write_bytes(struct.pack("<i", 2) + header.read_bytes()[4:])
     with pytest.raises(StoreError, match=r"header\.bin is in format 2, and chromadb 1\.5 writes format 1"):
@@ -142,9 +131,7 @@ def test_vector_files_of_another_format_are_refused_by_name(folder: Path) -> Non
 
 
 @given(st.sampled_from(["data_level0.bin", "length.bin", "header.bin", DATABASE_FILE]), st.floats(0, 0.9999))
-def test_file_cut_off_anywhere_is_detected(
-    template: tuple[Path, np.ndarray], name: str, share: float
-) -> None:
+def test_file_cut_off_anywhere_is_detected(template, name, share):
     path = next(template[0].rglob(name))
     whole = path.read_bytes()
     try:
@@ -156,23 +143,21 @@ def test_file_cut_off_anywhere_is_detected(
     check_files(template[0])
 
 
-def test_small_collection_without_vector_files_of_its_own_is_whole(tmp_path: Path) -> None:
+def test_small_collection_without_vector_files_of_its_own_is_whole(tmp_path):
     vectors = build(tmp_path / "small", count=3)
     check_files(tmp_path / "small")
     with open_collection(tmp_path / "small", NAME) as store:
         assert store.query(vectors[:1], 1)[0][0]["document"]["text"] == text_of(0)
 
 
-def test_touched_database_does_not_make_the_store_read_everything_again(
-    store: Store, folder: Path, vectors: np.ndarray
-) -> None:
+def test_touched_database_does_not_make_the_store_read_everything_again(store, folder, vectors):
     assert answers_right(store, vectors)
     handle = store.collection
     os.utime(folder / DATABASE_FILE)
     assert answers_right(store, vectors) and store.collection is handle
 
 
-def test_collection_changed_in_place_is_refused(store: Store, folder: Path, vectors: np.ndarray) -> None:
+def test_collection_changed_in_place_is_refused(store, folder, vectors):
     assert answers_right(store, vectors)
     with connect(folder) as client:
         info = collection_info("version-2", 1100)
@@ -180,9 +165,7 @@ def test_collection_changed_in_place_is_refused(store: Store, folder: Path, vect
     assert "another version now (version-2" in unavailable(store, vectors)
 
 
-def test_collection_that_lost_documents_is_unavailable(
-    store: Store, folder: Path, vectors: np.ndarray
-) -> None:
+def test_collection_that_lost_documents_is_unavailable(store, folder, vectors):
     assert answers_right(store, vectors)
     with connect(folder) as client:
         handle = client.get_collection(NAME, embedding_function=None)
@@ -196,14 +179,10 @@ def test_collection_that_lost_documents_is_unavailable(
         ("http://localhost:9000", "http://localhost:9000", ("default_tenant", "default_database")),
         ("http://10.0.0.7/", "http://10.0.0.7:8000", ("default_tenant", "default_database")),
         ("http://[::1]:9000", "http://[::1]:9000", ("default_tenant", "default_database")),
-        (
-            "https://api.trychroma.com/ab-12/wiki",
-            "https://api.trychroma.com:443",
-            ("ab-12", "wiki"),
-        ),
+        ("https://api.trychroma.com/ab-12/wiki", "https://api.trychroma.com:443", ("ab-12", "wiki")),
     ],
 )
-def test_address_of_a_server_is_read(text: str, url: str, database: tuple[str, str]) -> None:
+def test_address_of_a_server_is_read(text, url, database):
     place = ChromaPlace.parse(text)
     assert (place.url, (place.tenant, place.database), str(place)) == (url, database, text)
     assert place.folder is None and ChromaPlace.parse(place) is place
@@ -220,7 +199,7 @@ def test_address_of_a_server_is_read(text: str, url: str, database: tuple[str, s
         "http://host/a/b/c",
     ],
 )
-def test_invalid_address_is_refused_with_the_expected_form(text: str) -> None:
+def test_invalid_address_is_refused_with_the_expected_form(text):
     with pytest.raises(StoreError, match=r"address is http\(s\)://HOST\[:PORT\]"):
         ChromaPlace.parse(text)
 
@@ -228,13 +207,13 @@ def test_invalid_address_is_refused_with_the_expected_form(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["https://secret@host", "https://user:secret@host/a/b", "https://host?key=secret"]
 )
-def test_key_in_an_address_is_refused_and_not_repeated(text: str) -> None:
+def test_key_in_an_address_is_refused_and_not_repeated(text):
     with pytest.raises(StoreError, match="put a key into CHROMA_API_KEY") as caught:
         ChromaPlace.parse(text)
     assert "secret" not in str(caught.value)
 
 
 @given(st.text("ab/.: ~é", min_size=1).filter(lambda text: "://" not in text))
-def test_text_without_a_scheme_is_a_folder(text: str) -> None:
+def test_text_without_a_scheme_is_a_folder(text):
     place = ChromaPlace.parse(text)
     assert (place.folder, str(place)) == (Path(text), text)

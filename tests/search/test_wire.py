@@ -7,7 +7,6 @@ of `id` and `contents`, with the title in quotes on the first line.
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -25,7 +24,7 @@ Parts = tuple[Store, Embedder]
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+def parts(tmp_path_factory):
     """An open collection that was made from a corpus in Search-R1's form, and its embedder."""
     folder = tmp_path_factory.mktemp("wire")
     records = (
@@ -60,7 +59,7 @@ def passages_to_string(hits: list[dict[str, Any]]) -> str:
     return shown
 
 
-def test_request_with_scores_is_answered_as_such_a_client_reads_it(parts: Parts) -> None:
+def test_request_with_scores_is_answered_as_such_a_client_reads_it(parts):
     queries = b'["who painted The Blue Gate?", "caf\\u00e9 by the Vell"]'
     answer = post(parts, b'{"queries": %b, "topk": 2, "return_scores": true}' % queries).json()
     assert [len(hits) for hits in answer["result"]] == [2, 2]
@@ -68,7 +67,7 @@ def test_request_with_scores_is_answered_as_such_a_client_reads_it(parts: Parts)
     assert first == f"Doc 1(Title: Mara Tesk) {PASSAGES['Mara Tesk']}"
 
 
-def test_answer_with_scores_written_out(parts: Parts) -> None:
+def test_answer_with_scores_written_out(parts):
     response = post(parts, b'{"queries": ["chemist violet dye"], "topk": 1, "return_scores": true}')
     assert response.headers["content-type"] == "application/json"
     text = PASSAGES["Nara Dunn"]
@@ -79,7 +78,7 @@ def test_answer_with_scores_written_out(parts: Parts) -> None:
     assert 0.3 < float(score) <= 1.0
 
 
-def test_answer_without_scores_written_out(parts: Parts) -> None:
+def test_answer_without_scores_written_out(parts):
     text = PASSAGES["Nara Dunn"]
     response = post(parts, b'{"queries": ["chemist violet dye"], "topk": 1, "return_scores": false}')
     assert response.text == (
@@ -98,7 +97,7 @@ def test_answer_without_scores_written_out(parts: Parts) -> None:
     ],
     ids=["other order", "no return_scores", "only queries", "topk null", "a field of somebody else's"],
 )
-def test_order_is_free_and_all_but_the_queries_may_be_left_out(parts: Parts, body: bytes) -> None:
+def test_order_is_free_and_all_but_the_queries_may_be_left_out(parts, body):
     expected = post(parts, b'{"queries": ["salt"], "topk": 3, "return_scores": false}').json()
     assert post(parts, body).json() == expected
     assert len(expected["result"][0]) == 3

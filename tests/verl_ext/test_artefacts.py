@@ -11,13 +11,13 @@ from verl_ext.artefacts import LOG_VARIABLE, announce
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def log(tmp_path, monkeypatch):
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
     monkeypatch.chdir(tmp_path)
     return tmp_path / "artefacts.jsonl"
 
 
-def test_an_announcement_is_a_line_with_absolute_path_and_time(log: Path) -> None:
+def test_an_announcement_is_a_line_with_absolute_path_and_time(log):
     before = time.time()
     announce(Path("run/global_step_1"))
     record = json.loads(log.read_text())
@@ -25,7 +25,7 @@ def test_an_announcement_is_a_line_with_absolute_path_and_time(log: Path) -> Non
     assert before <= record["time"] <= time.time()
 
 
-def test_without_the_variable_nothing_is_written(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_nothing_is_written(log, monkeypatch):
     monkeypatch.setenv(LOG_VARIABLE, "")
     announce(log.parent / "manifest.json")
     monkeypatch.delenv(LOG_VARIABLE)
@@ -33,7 +33,7 @@ def test_without_the_variable_nothing_is_written(log: Path, monkeypatch: pytest.
     assert list(log.parent.iterdir()) == []
 
 
-def test_a_log_that_cannot_be_written_is_an_error(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_written_is_an_error(log, monkeypatch):
     monkeypatch.setenv(LOG_VARIABLE, str(log.parent / "nowhere" / "artefacts.jsonl"))
     with pytest.raises(OSError, match="nowhere"):
         announce(log.parent / "manifest.json")
@@ -44,7 +44,7 @@ def _announce_many(number: int) -> None:
         announce(Path(f"/{number}/{place}"))
 
 
-def test_processes_that_announce_at_once_keep_lines_whole(log: Path) -> None:
+def test_processes_that_announce_at_once_keep_lines_whole(log):
     with multiprocessing.get_context("fork").Pool(4) as pool:
         pool.map(_announce_many, range(4))
     announced = [json.loads(line)["path"] for line in log.read_text().splitlines()]

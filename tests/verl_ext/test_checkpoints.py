@@ -59,9 +59,7 @@ TRACKERS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", TRACKERS.values(), ids=TRACKERS)
-def test_no_whole_checkpoint_is_lost_with_any_record(
-    tmp_path: Path, damage: Callable[[Path], object]
-) -> None:
+def test_no_whole_checkpoint_is_lost_with_any_record(tmp_path, damage):
     save(tmp_path, 3)
     save(tmp_path, 6)
     before = content(tmp_path)
@@ -74,14 +72,14 @@ def test_no_whole_checkpoint_is_lost_with_any_record(
 
 
 @pytest.mark.parametrize("name", sorted(TRACKERS.keys() - {"3", "1", "6"}))
-def test_a_damaged_record_alone_means_a_start_from_scratch(tmp_path: Path, name: str) -> None:
+def test_a_damaged_record_alone_means_a_start_from_scratch(tmp_path, name):
     TRACKERS[name](tmp_path / TRACKER)
     settle_checkpoints(tmp_path)
     assert saved_step(tmp_path) == 0 and not os.path.lexists(tmp_path / TRACKER)
 
 
 @pytest.mark.parametrize("files", range(len(FILES) + 1))
-def test_a_killed_save_is_removed_unless_it_was_whole(tmp_path: Path, files: int) -> None:
+def test_a_killed_save_is_removed_unless_it_was_whole(tmp_path, files):
     save(tmp_path, 3, tracker="3")
     save_and_die(tmp_path, 6, files)
     reported = settle_checkpoints(tmp_path)
@@ -92,7 +90,7 @@ def test_a_killed_save_is_removed_unless_it_was_whole(tmp_path: Path, files: int
 
 
 @pytest.mark.parametrize("files", range(1, len(FILES)))
-def test_an_incomplete_checkpoint_of_unknown_origin_is_renamed(tmp_path: Path, files: int) -> None:
+def test_an_incomplete_checkpoint_of_unknown_origin_is_renamed(tmp_path, files):
     """A shard may have been lost in copying and come back."""
     save(tmp_path, 3, tracker="3")
     save(tmp_path, 6, files)
@@ -102,7 +100,7 @@ def test_an_incomplete_checkpoint_of_unknown_origin_is_renamed(tmp_path: Path, f
     assert (saved_step(tmp_path), content(tmp_path)) == (3, before)
 
 
-def test_a_users_notes_are_never_removed(tmp_path: Path) -> None:
+def test_a_users_notes_are_never_removed(tmp_path):
     for step in (2, 4, 8):
         save(tmp_path, step, tracker=str(step))
     (step_folder(tmp_path, 2) / "notes.txt").write_text("in a whole checkpoint")
@@ -115,7 +113,7 @@ def test_a_users_notes_are_never_removed(tmp_path: Path) -> None:
     assert not step_folder(tmp_path, 4).exists()
 
 
-def test_a_second_folder_set_aside_does_not_replace_the_first(tmp_path: Path) -> None:
+def test_a_second_folder_set_aside_does_not_replace_the_first(tmp_path):
     for text in ("first", "second"):
         step_folder(tmp_path, 6).mkdir()
         (step_folder(tmp_path, 6) / "notes.txt").write_text(text)
@@ -123,7 +121,7 @@ def test_a_second_folder_set_aside_does_not_replace_the_first(tmp_path: Path) ->
     assert content(tmp_path) == {b"first", b"second"}
 
 
-def test_a_start_from_an_earlier_step_keeps_one_generation_of_later_ones(tmp_path: Path) -> None:
+def test_a_start_from_an_earlier_step_keeps_one_generation_of_later_ones(tmp_path):
     for _ in range(3):
         save(tmp_path, 3)
         save(tmp_path, 6, tracker="6")
@@ -135,7 +133,7 @@ def test_a_start_from_an_earlier_step_keeps_one_generation_of_later_ones(tmp_pat
     assert left == {"global_step_3.earlier", "global_step_6.earlier"}
 
 
-def test_the_next_start_finishes_a_killed_removal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_start_finishes_a_killed_removal(tmp_path, monkeypatch):
     for step in (2, 4):
         save(tmp_path, step, tracker=str(step))
 
@@ -149,7 +147,7 @@ def test_the_next_start_finishes_a_killed_removal(tmp_path: Path, monkeypatch: p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step_4", TRACKER]
 
 
-def test_an_intact_or_missing_folder_is_not_changed(tmp_path: Path) -> None:
+def test_an_intact_or_missing_folder_is_not_changed(tmp_path):
     save(tmp_path, 2)
     save(tmp_path, 3, tracker="3")
     assert settle_checkpoints(tmp_path) == [] and steps(tmp_path) == [2, 3]
@@ -158,7 +156,7 @@ def test_an_intact_or_missing_folder_is_not_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["missing", "cut off"])
 @pytest.mark.parametrize("name", FILES)
-def test_a_step_without_weights_or_position_is_not_whole(tmp_path: Path, name: str, how: str) -> None:
+def test_a_step_without_weights_or_position_is_not_whole(tmp_path, name, how):
     save(tmp_path, 3)
     path = step_folder(tmp_path, 3) / name
     if how == "missing":
@@ -170,7 +168,7 @@ def test_a_step_without_weights_or_position_is_not_whole(tmp_path: Path, name: s
     assert is_whole(step_folder(tmp_path, 3)) == (not counts)
 
 
-def test_a_step_whose_queue_is_being_saved_is_not_whole(tmp_path: Path) -> None:
+def test_a_step_whose_queue_is_being_saved_is_not_whole(tmp_path):
     save(tmp_path, 3)
     (step_folder(tmp_path, 3) / "transfer_queue.tmp").mkdir()
     assert not is_whole(step_folder(tmp_path, 3))
@@ -183,7 +181,7 @@ DAMAGED = ["", "{", "[]", "[2]", "5", "null", "{}", "[" * 100_000]
 @pytest.mark.parametrize(
     "text", [*DAMAGED, *(f'{{"world_size": {n}}}' for n in SHARD_COUNTS)], ids=lambda text: text[:20]
 )
-def test_a_damaged_number_of_shards_is_none(tmp_path: Path, text: str) -> None:
+def test_a_damaged_number_of_shards_is_none(tmp_path, text):
     save(tmp_path, 3)
     (step_folder(tmp_path, 3) / "actor" / "fsdp_config.json").write_text(text)
     assert shard_count(step_folder(tmp_path, 3) / "actor") is None and not is_whole(step_folder(tmp_path, 3))
@@ -193,14 +191,14 @@ def test_a_damaged_number_of_shards_is_none(tmp_path: Path, text: str) -> None:
     ("keep", "left"),
     [(1, [8]), (2, [6, 8]), (3, [4, 6, 8]), (4, [2, 4, 6, 8]), (9, [2, 4, 6, 8]), (None, [2, 4, 6, 8])],
 )
-def test_pruning_keeps_the_newest(tmp_path: Path, keep: int | None, left: list[int]) -> None:
+def test_pruning_keeps_the_newest(tmp_path, keep, left):
     for step in (2, 4, 6, 8):
         save(tmp_path, step, tracker=str(step))
     prune_checkpoints(tmp_path, keep)
     assert steps(tmp_path) == left
 
 
-def test_pruning_ignores_incomplete_steps(tmp_path: Path) -> None:
+def test_pruning_ignores_incomplete_steps(tmp_path):
     save(tmp_path, 2, tracker="2")
     save(tmp_path, 4, files=3)
     prune_checkpoints(tmp_path, 1)

@@ -33,12 +33,12 @@ def collapse(rows: list[StepRow], log_probs: list[list[float]] | None = None) ->
     return {name.removeprefix("drzero/collapse/"): value for name, value in metrics.items()}
 
 
-def test_groups_without_variance_are_counted_among_those_with_several_rows() -> None:
+def test_groups_without_variance_are_counted_among_those_with_several_rows():
     rows = [row(1.0, "a_0_0"), row(1.0, "a_1_0"), row(0.0, "b_0_0"), row(1.0, "b_1_0"), row(1.0, "c_0_0")]
     assert collapse(rows)["zero_variance_share"] == 0.5
 
 
-def test_entropy_and_length_are_of_sampled_tokens_in_rows_that_count() -> None:
+def test_entropy_and_length_are_of_sampled_tokens_in_rows_that_count():
     good = [row(1.0, "a_0_0"), row(0.0, "a_1_0")]
     metrics = collapse(good, [[-1.0, -2.0], [-3.0, -4.0, -5.0, -6.0]])
     assert (metrics["entropy"], metrics["response_tokens"]) == (3.5, 3.0)
@@ -46,12 +46,12 @@ def test_entropy_and_length_are_of_sampled_tokens_in_rows_that_count() -> None:
     assert collapse([*good, spoiled], [[-1.0, -2.0], [-3.0, -4.0, -5.0, -6.0], [-9.0] * 50]) == metrics
 
 
-def test_a_solvers_step_has_no_metrics_of_questions() -> None:
+def test_a_solvers_step_has_no_metrics_of_questions():
     of_any = {"zero_variance_share", "entropy", "response_tokens", "searched_share"}
     assert set(collapse([row(1.0)])) == of_any
 
 
-def test_one_hop_rows_are_not_in_the_share_that_searches() -> None:
+def test_one_hop_rows_are_not_in_the_share_that_searches():
     searched = Trajectory((Turn("t", (SearchCall("r", ("q",), response="p"),)),))
     hops = [row(1.0, f"p_{hop}_0", hop=hop) for hop in (1, 1, 2, 3, 4)]
     hops[3] = replace(hops[3], trajectory=searched)
@@ -59,7 +59,7 @@ def test_one_hop_rows_are_not_in_the_share_that_searches() -> None:
     assert "searched_share" not in collapse(hops[:2])
 
 
-def test_question_metrics_are_as_computed_by_hand() -> None:
+def test_question_metrics_are_as_computed_by_hand():
     metrics = question_metrics(["q"] * 5, ["Yes.", "no", "1999", "12 %", "the Vell"])
     assert (metrics["yes_no_share"], metrics["number_share"]) == (0.4, 0.4)
     metrics = question_metrics(["Who founded Orrin?", "who founded the Orrin", "Where is Vell"], [])
@@ -68,13 +68,13 @@ def test_question_metrics_are_as_computed_by_hand() -> None:
     assert metrics["duplicate_share"] == pytest.approx(1 / 3)
 
 
-def test_only_questions_with_integrity_are_measured() -> None:
+def test_only_questions_with_integrity_are_measured():
     metrics = collapse([question("q", "yes"), question("r", "Vell", integrity=False, format=1.0)])
     assert (metrics["yes_no_share"], metrics["format"]) == (1.0, 0.5)
 
 
 @given(QUESTIONS, ANSWERS)
-def test_question_metrics_are_shares(questions: list[str], answers: list[str]) -> None:
+def test_question_metrics_are_shares(questions, answers):
     assert all(0 <= value <= 1 for value in question_metrics(questions, answers).values())
 
 
@@ -82,7 +82,7 @@ def test_question_metrics_are_shares(questions: list[str], answers: list[str]) -
     st.lists(st.tuples(st.floats(0, 1.5), st.sampled_from("ab"), st.booleans()), max_size=8),
     st.lists(st.floats(-9, 0), max_size=5),
 )
-def test_a_steps_metrics_are_in_bounds(rows: list[tuple[float, str, bool]], log_probs: list[float]) -> None:
+def test_a_steps_metrics_are_in_bounds(rows, log_probs):
     made = [row(score, f"{prompt}_0_0", valid) for score, prompt, valid in rows]
     metrics = collapse(made, [log_probs] * len(made))
     assert 0 <= metrics["zero_variance_share"] <= 1
@@ -126,14 +126,14 @@ def name(alarm: str) -> str:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_an_alarm_is_raised_once_while_its_limit_is_crossed(changes: dict[str, float], expected: str) -> None:
+def test_an_alarm_is_raised_once_while_its_limit_is_crossed(changes, expected):
     watch = CollapseWatch()
     assert add_steps(watch) == []
     assert [name(alarm) for alarm in add_steps(watch, 3 * WINDOW, **changes)] == [expected]
     assert set(watch.active) == {expected}
 
 
-def test_an_alarm_has_value_and_advice_and_is_raised_again_after_a_clear_window() -> None:
+def test_an_alarm_has_value_and_advice_and_is_raised_again_after_a_clear_window():
     watch = CollapseWatch()
     (alarm,), none, again = (add_steps(watch, yes_no_share=share) for share in (0.83, 0.1, 0.9))
     assert alarm.startswith("collapse alarm [answer-types]: 83 % of the answers are yes or no (limit 50 %): ")
@@ -152,13 +152,13 @@ def test_an_alarm_has_value_and_advice_and_is_raised_again_after_a_clear_window(
     ],
     ids=["format alone", "difficulty alone", "a little shorter", "low but alive", "a tenth searches"],
 )
-def test_metrics_within_the_limits_raise_no_alarm(changes: dict[str, float]) -> None:
+def test_metrics_within_the_limits_raise_no_alarm(changes):
     watch = CollapseWatch()
     add_steps(watch)
     assert add_steps(watch, 2 * WINDOW, **changes) == []
 
 
-def test_no_alarm_is_raised_before_a_full_window_or_by_one_bad_step() -> None:
+def test_no_alarm_is_raised_before_a_full_window_or_by_one_bad_step():
     watch = CollapseWatch()
     add_steps(watch, WINDOW - 1)
     assert not watch.window_full
@@ -167,7 +167,7 @@ def test_no_alarm_is_raised_before_a_full_window_or_by_one_bad_step() -> None:
     assert add_steps(watch, 1, yes_no_share=1.0, duplicate_share=0.9) == []
 
 
-def test_a_first_window_without_questions_does_not_measure_difficulty() -> None:
+def test_a_first_window_without_questions_does_not_measure_difficulty():
     watch = CollapseWatch()
     assert add(watch, {"zero_variance_share": 0.0, "entropy": 0.3, "response_tokens": 100.0}) == []
     assert add_steps(watch, 2 * WINDOW, format=0.99, difficulty=0.1, response_tokens=100.0) == []

@@ -29,7 +29,7 @@ print(cpu_worker.CpuActorRolloutRefWorker.__name__, get_platform().device_name)
 """
 
 
-def test_verl_uses_the_platform_in_a_run_and_can_import_the_worker() -> None:
+def test_verl_uses_the_platform_in_a_run_and_can_import_the_worker():
     environment = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "verl_ext.plugin", "PATH": ""}
     environment["PYTHONPATH"] = ":".join(sys.path)
     command = [sys.executable, "-c", _IN_A_RUN]
@@ -38,13 +38,13 @@ def test_verl_uses_the_platform_in_a_run_and_can_import_the_worker() -> None:
     assert done.stdout.strip().splitlines()[-1].split() == ["CpuActorRolloutRefWorker", "cpu"]
 
 
-def test_verl_never_detects_the_cpu_by_itself() -> None:
+def test_verl_never_detects_the_cpu_by_itself():
     assert PlatformRegistry.get("cpu") is CpuPlatform
     assert not CpuPlatform().is_platform_available(use_smi_check=True)
     assert not CpuPlatform().is_platform_available()
 
 
-def test_verl_detects_our_cuda_platform_under_its_own_name() -> None:
+def test_verl_detects_our_cuda_platform_under_its_own_name():
     """If veRL renamed it, engines would start with the trainer's recorder again."""
     assert PlatformRegistry.get("nvidia") is CudaPlatform
     own = CudaPlatform.__mro__[1]
@@ -52,7 +52,7 @@ def test_verl_detects_our_cuda_platform_under_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("platform", [CpuPlatform(), CudaPlatform()])
-def test_engines_do_not_get_the_trainers_recorder(platform: Any) -> None:
+def test_engines_do_not_get_the_trainers_recorder(platform):
     recorded = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/tmp/rank_"}
     environment = recorded | platform.rollout_env_vars()
     assert environment["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] == ""
@@ -61,7 +61,7 @@ def test_engines_do_not_get_the_trainers_recorder(platform: Any) -> None:
     assert stock.items() <= environment.items()
 
 
-def test_the_device_module_has_memory_random_state_and_torch_cpu() -> None:
+def test_the_device_module_has_memory_random_state_and_torch_cpu():
     module = CpuPlatform().device_module
     free, total = module.mem_get_info()
     assert 0 < free <= total
@@ -83,7 +83,7 @@ def test_the_device_module_has_memory_random_state_and_torch_cpu() -> None:
         _ = module.no_such_call
 
 
-def test_every_call_of_a_platform_exists_and_does_nothing() -> None:
+def test_every_call_of_a_platform_exists_and_does_nothing():
     platform = CpuPlatform()
     platform.set_device(0)
     platform.synchronize()
@@ -102,20 +102,20 @@ MODES["separate_async"] = PPOTrainerSeparateAsync
 
 @pytest.mark.parametrize(("mode", "base"), MODES.items(), ids=MODES)
 @pytest.mark.parametrize("method", [trainers.HRPO, trainers.GRPO], ids=lambda method: method.name)
-def test_a_trainer_is_registered_by_method_and_mode(method: trainers.Method, mode: str, base: type) -> None:
+def test_a_trainer_is_registered_by_method_and_mode(method, mode, base):
     trainer: Any = get_trainer_cls(f"drzero_{method.name}_{mode}")
     assert issubclass(trainer, trainers.GroupRelativeTrainer) and issubclass(trainer, base)
     assert (trainer.method, trainer.base_mode) == (method, mode)
 
 
-def test_the_reference_engine_is_registered_as_a_rollout() -> None:
+def test_the_reference_engine_is_registered_as_a_rollout():
     from verl_ext.rollout.reference_rollout import ReferenceReplica, ReferenceServerAdapter
 
     assert get_rollout_replica_class(plugin.REFERENCE_ROLLOUT) is ReferenceReplica
     assert rollout_base.get_rollout_class(plugin.REFERENCE_ROLLOUT, "async") is ReferenceServerAdapter
 
 
-def test_veRL_still_has_no_public_registry_for_weight_adapters() -> None:
+def test_veRL_still_has_no_public_registry_for_weight_adapters():
     public = [
         name
         for name, member in vars(rollout_base).items()

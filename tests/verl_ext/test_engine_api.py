@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -32,14 +30,14 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def model_folder(smollm2_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(smollm2_tokenizer, tmp_path_factory):
     """A tiny random model with the real tokenizer."""
     spread = {"initializer_range": 0.2, "tie_word_embeddings": False}
     return save_tiny_model(tmp_path_factory.mktemp("tiny"), tokenizer=smollm2_tokenizer, **spread)
 
 
 @pytest.fixture(scope="module")
-def server(model_folder: Path) -> Iterator[httpx.Client]:
+def server(model_folder):
     arguments = ["--model", str(model_folder), "--port", "0", "--max-seq-len", str(MAX_SEQ_LEN)]
     arguments += ["--served-model-name", "tiny", "--max-batch-size", "4"]
     process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -68,7 +66,7 @@ def metric(server: httpx.Client, name: str) -> float:
     return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
 
 
-def test_token_ids_are_completed_as_by_the_model(server: httpx.Client, model_folder: Path) -> None:
+def test_token_ids_are_completed_as_by_the_model(server, model_folder):
     answer = complete(server, return_token_ids=True, logprobs=0)
     choice = answer["choices"][0]
     model = LlamaForCausalLM.from_pretrained(model_folder).eval()
@@ -80,7 +78,7 @@ def test_token_ids_are_completed_as_by_the_model(server: httpx.Client, model_fol
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 12, "total_tokens": 16}
 
 
-def test_the_most_probable_tokens_have_log_probs(server: httpx.Client, model_folder: Path) -> None:
+def test_the_most_probable_tokens_have_log_probs(server, model_folder):
     answer = complete(server, max_tokens=3, logprobs=2, return_tokens_as_token_ids=True)["choices"][0]
     model = LlamaForCausalLM.from_pretrained(model_folder).eval()
     with torch.no_grad():
@@ -92,14 +90,14 @@ def test_the_most_probable_tokens_have_log_probs(server: httpx.Client, model_fol
     assert len(answer["logprobs"]["top_logprobs"]) == 3
 
 
-def test_a_text_prompt_equals_its_token_ids(server: httpx.Client, smollm2_tokenizer: Any) -> None:
+def test_a_text_prompt_equals_its_token_ids(server, smollm2_tokenizer):
     as_text = complete(server, prompt="The capital of France")
     as_ids = complete(server, prompt=smollm2_tokenizer.encode("The capital of France"))
     assert as_text["choices"] == as_ids["choices"] and "token_ids" not in as_text["choices"][0]
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_a_stop_string_ends_the_response(server: httpx.Client, keep: bool) -> None:
+def test_a_stop_string_ends_the_response(server, keep):
     free = complete(server)["choices"][0]["text"]
     stop = free[8:11]
     choice = complete(server, stop=stop, no_stop_trim=keep)["choices"][0]
@@ -108,7 +106,7 @@ def test_a_stop_string_ends_the_response(server: httpx.Client, keep: bool) -> No
     assert (stop in choice["text"]) == keep
 
 
-def test_a_stop_token_is_in_the_ids_only(server: httpx.Client, smollm2_tokenizer: Any) -> None:
+def test_a_stop_token_is_in_the_ids_only(server, smollm2_tokenizer):
     free = complete(server, return_token_ids=True)["choices"][0]["token_ids"]
     choice = complete(server, stop_token_ids=[free[5]], return_token_ids=True)["choices"][0]
     assert choice["token_ids"] == free[: free.index(free[5]) + 1]
@@ -132,22 +130,20 @@ def test_a_stop_token_is_in_the_ids_only(server: httpx.Client, smollm2_tokenizer
         ({"logprobs": 21}, "logprobs"),
     ],
 )
-def test_unsupported_options_are_refused_by_name(
-    server: httpx.Client, fields: dict[str, Any], named: str
-) -> None:
+def test_unsupported_options_are_refused_by_name(server, fields, named):
     response = post(server, json.dumps({"prompt": [1], **fields}))
     assert response.status_code == 400
     assert named in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"prompt": [1], "x": ' + b"[" * 100_000])
-def test_a_body_that_is_not_a_request_is_refused(server: httpx.Client, body: bytes) -> None:
+def test_a_body_that_is_not_a_request_is_refused(server, body):
     response = post(server, body)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
 
 
-def test_a_far_too_long_body_is_refused_before_it_is_read(server: httpx.Client) -> None:
+def test_a_far_too_long_body_is_refused_before_it_is_read(server):
     response = server.post("/v1/completions", json={"prompt": "long " * 2_000_000})
     assert response.status_code == 413
     assert "the prompt cannot fit" in response.json()["error"]["message"]
@@ -180,13 +176,13 @@ requests = st.fixed_dictionaries(
 )
 
 
-def test_a_far_too_long_head_is_refused(server: httpx.Client) -> None:
+def test_a_far_too_long_head_is_refused(server):
     assert server.get("/v1/models", headers={"X": "x" * 100_000}).status_code == 431
 
 
 @settings(max_examples=60)
 @given(requests)
-def test_after_any_request_the_engine_answers_the_next(server: httpx.Client, fields: dict[str, Any]) -> None:
+def test_after_any_request_the_engine_answers_the_next(server, fields):
     response = post(server, json.dumps(fields))
     assert response.status_code in (200, 400), response.text
     assert complete(server, max_tokens=2)["usage"]["completion_tokens"] == 2
@@ -203,7 +199,7 @@ main()
 
 
 @pytest.mark.slow("a separate server; `test_engine_generation.py` ends an engine in process")
-def test_a_crashed_engine_ends_its_process_with_the_cause(model_folder: Path) -> None:
+def test_a_crashed_engine_ends_its_process_with_the_cause(model_folder):
     command = [sys.executable, "-c", BROKEN_LOOP, "--model", str(model_folder), "--port", "0"]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:
@@ -216,7 +212,7 @@ def test_a_crashed_engine_ends_its_process_with_the_cause(model_folder: Path) ->
     assert "the engine's loop has ended: SystemExit('the loop is lost')" in errors
 
 
-def test_health_models_and_metrics_answer(server: httpx.Client) -> None:
+def test_health_models_and_metrics_answer(server):
     assert server.get("/health").status_code == 200
     assert [model["id"] for model in server.get("/v1/models").json()["data"]] == ["tiny"]
     names = ("engine_requests_total", "engine_generated_tokens_total")
@@ -225,7 +221,7 @@ def test_health_models_and_metrics_answer(server: httpx.Client) -> None:
     assert [metric(server, name) - old for name, old in zip(names, before, strict=True)] == [1, 7]
 
 
-def test_a_client_that_disconnects_frees_its_slot(server: httpx.Client) -> None:
+def test_a_client_that_disconnects_frees_its_slot(server):
     generated = metric(server, "engine_generated_tokens_total")
     with pytest.raises(httpx.ReadTimeout):
         complete_body = {"prompt": [9], "max_tokens": MAX_SEQ_LEN, "temperature": 1}
@@ -236,9 +232,7 @@ def test_a_client_that_disconnects_frees_its_slot(server: httpx.Client) -> None:
     assert metric(server, "engine_generated_tokens_total") - generated < MAX_SEQ_LEN - 1
 
 
-def test_a_client_that_leaves_during_its_request_is_no_error(
-    model_folder: Path, smollm2_tokenizer: Any
-) -> None:
+def test_a_client_that_leaves_during_its_request_is_no_error(model_folder, smollm2_tokenizer):
     model, _ = load_model(str(model_folder))
     engine = ReferenceEngine(model, eos_token_ids=[2], max_seq_len=64)
     parts: list[dict[str, Any]] = [{"type": "http.request", "body": b'{"prompt": ', "more_body": True}]
@@ -259,7 +253,7 @@ def test_a_client_that_leaves_during_its_request_is_no_error(
     assert sent[0]["status"] == 499
 
 
-def test_a_taken_port_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_taken_port_is_one_line_and_status_2(capsys):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -272,14 +266,12 @@ def test_a_taken_port_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str
     assert len(message.strip().splitlines()) == 1
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(ModelLoadError, match=tmp_path.name):
         load_model(str(tmp_path))
 
 
-def test_requests_need_the_key_and_health_does_not(
-    speaking_model: Path, monkeypatch: pytest.MonkeyPatch, smollm2_tokenizer: Any
-) -> None:
+def test_requests_need_the_key_and_health_does_not(speaking_model, monkeypatch, smollm2_tokenizer):
     monkeypatch.setenv(MODEL_KEY, "planted-openai-c840")
     model, _ = load_model(str(speaking_model), dtype="float32", device="cpu")
     engine = ReferenceEngine(model, eos_token_ids=(2,), max_batch_size=2, max_seq_len=64, seed=0)

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -75,11 +74,8 @@ def expected_log_probs(model: Any, prompt: list[int], response: list[int]) -> to
     return logits.float().log_softmax(-1).gather(1, torch.tensor(response)[:, None]).squeeze(1)
 
 
-Build = Callable[..., ReferenceEngine]
-
-
 @pytest.fixture
-def engine_of() -> Iterator[Build]:
+def engine_of():
     engines: list[ReferenceEngine] = []
 
     def build(model: Any, **options: Any) -> ReferenceEngine:
@@ -99,9 +95,7 @@ async def gather(
 
 @pytest.mark.parametrize("build", [tiny_llama, tiny_qwen2, tiny_qwen3])
 @pytest.mark.parametrize("prefix_cache_bytes", [0, 1 << 24])
-def test_greedy_generations_equal_transformers(
-    build: Callable[[], Any], prefix_cache_bytes: int, engine_of: Build
-) -> None:
+def test_greedy_generations_equal_transformers(build, prefix_cache_bytes, engine_of):
     reference, engine = build(), engine_of(build(), prefix_cache_bytes=prefix_cache_bytes, max_batch_size=3)
     prompts = [prompt_of(length) for length in (1, 2, 7, 40, 130)] + [prompt_of(40)]
     for prompt, generation in zip(prompts, asyncio.run(gather(engine, prompts, GREEDY)), strict=True):
@@ -110,7 +104,7 @@ def test_greedy_generations_equal_transformers(
         assert torch.allclose(torch.tensor(generation.log_probs), expected, atol=1e-4)
 
 
-def test_joining_and_leaving_requests_do_not_change_a_batch(engine_of: Build) -> None:
+def test_joining_and_leaving_requests_do_not_change_a_batch(engine_of):
     model, reference = tiny_llama(), tiny_llama()
     engine = engine_of(model, max_batch_size=4)
     lengths = [(5 + 9 * i, 3 + 11 * (i % 4)) for i in range(9)]
@@ -127,7 +121,7 @@ def test_joining_and_leaving_requests_do_not_change_a_batch(engine_of: Build) ->
         assert generation.token_ids == expected_greedy(reference, prompt_of(length), tokens)
 
 
-def test_eos_ends_the_response_and_belongs_to_it(engine_of: Build) -> None:
+def test_eos_ends_the_response_and_belongs_to_it(engine_of):
     reference, prompt = tiny_llama(), prompt_of(9)
     eos = expected_greedy(reference, prompt, 20)[6]
     generation = asyncio.run(engine_of(tiny_llama(), eos_token_ids=[eos]).generate(prompt, GREEDY))
@@ -135,7 +129,7 @@ def test_eos_ends_the_response_and_belongs_to_it(engine_of: Build) -> None:
     assert (generation.token_ids[-1], generation.finish_reason) == (eos, "stop")
 
 
-def test_a_requests_own_stop_id_ends_only_that_request(engine_of: Build) -> None:
+def test_a_requests_own_stop_id_ends_only_that_request(engine_of):
     prompt, engine = prompt_of(9), engine_of(tiny_llama())
     free = asyncio.run(engine.generate(prompt, GREEDY))
     stop = free.token_ids[4]
@@ -149,27 +143,27 @@ def test_a_requests_own_stop_id_ends_only_that_request(engine_of: Build) -> None
     assert unstopped.token_ids == free.token_ids
 
 
-def test_the_response_ends_at_max_seq_len_with_reason_length(engine_of: Build) -> None:
+def test_the_response_ends_at_max_seq_len_with_reason_length(engine_of):
     generation = asyncio.run(engine_of(tiny_llama(), max_seq_len=12).generate(prompt_of(9), GREEDY))
     assert (len(generation.token_ids), generation.finish_reason) == (3, "length")
 
 
 @pytest.mark.parametrize("prompt", [[], prompt_of(200), [VOCABULARY], [-1], [2**63], [-(2**63) - 1]])
-def test_a_bad_prompt_is_refused_and_the_engine_keeps_serving(prompt: list[int], engine_of: Build) -> None:
+def test_a_bad_prompt_is_refused_and_the_engine_keeps_serving(prompt, engine_of):
     engine = engine_of(tiny_llama())
     with pytest.raises(ValueError, match="prompt"):
         asyncio.run(engine.generate(prompt, GREEDY))
     assert asyncio.run(engine.generate(prompt_of(5), GREEDY)).token_ids
 
 
-def test_equal_prompts_in_flight_are_computed_once(engine_of: Build) -> None:
+def test_equal_prompts_in_flight_are_computed_once(engine_of):
     engine = engine_of(tiny_llama(), prefix_cache_bytes=0)
     asyncio.run(gather(engine, [prompt_of(60)] * 5, SamplingParams(max_tokens=8)))
     # The last prompt id always goes through the decode forward, which gives its logits.
     assert engine.stats().prefix_tokens_reused == 4 * 59
 
 
-def test_the_next_turn_computes_only_its_new_tokens(engine_of: Build) -> None:
+def test_the_next_turn_computes_only_its_new_tokens(engine_of):
     engine, prompt = engine_of(tiny_llama()), prompt_of(50)
     first = asyncio.run(engine.generate(prompt, GREEDY))
     second_prompt = prompt + first.token_ids + prompt_of(30, seed=1)
@@ -178,21 +172,21 @@ def test_the_next_turn_computes_only_its_new_tokens(engine_of: Build) -> None:
     assert second.token_ids == expected_greedy(tiny_llama(), second_prompt, GREEDY.max_tokens)
 
 
-def test_the_prefix_cache_stays_within_its_bytes(engine_of: Build) -> None:
+def test_the_prefix_cache_stays_within_its_bytes(engine_of):
     bytes_per_position = 2 * 2 * 2 * 16 * 4  # layers, keys and values, kv heads, head size, float32
     engine = engine_of(tiny_llama(), prefix_cache_bytes=100 * bytes_per_position)
     asyncio.run(gather(engine, [prompt_of(40, seed) for seed in range(6)], SamplingParams(max_tokens=5)))
     assert 0 < engine.stats().prefix_cache_bytes <= 100 * bytes_per_position
 
 
-def test_sampled_log_probs_are_the_models_at_the_temperature(engine_of: Build) -> None:
+def test_sampled_log_probs_are_the_models_at_the_temperature(engine_of):
     engine, prompt = engine_of(tiny_llama()), prompt_of(20)
     generation = asyncio.run(engine.generate(prompt, SamplingParams(30, temperature=0.7, top_k=5)))
     scored = asyncio.run(engine.score(prompt, generation.token_ids, temperature=0.7))
     assert generation.log_probs == pytest.approx(scored, abs=1e-4)
 
 
-def test_a_seeded_request_draws_the_same_in_any_batch(engine_of: Build) -> None:
+def test_a_seeded_request_draws_the_same_in_any_batch(engine_of):
     engine, seeded = engine_of(tiny_llama()), SamplingParams(20, seed=7)
     alone = asyncio.run(engine.generate(prompt_of(20), seeded))
 
@@ -203,7 +197,7 @@ def test_a_seeded_request_draws_the_same_in_any_batch(engine_of: Build) -> None:
     assert asyncio.run(crowded())[-1].token_ids == alone.token_ids
 
 
-def test_unseeded_attempts_differ_and_repeat_with_the_engines_seed(engine_of: Build) -> None:
+def test_unseeded_attempts_differ_and_repeat_with_the_engines_seed(engine_of):
     def attempts() -> list[list[int]]:
         engine = engine_of(tiny_llama(), seed=3)
         return [g.token_ids for g in asyncio.run(gather(engine, [prompt_of(20)] * 3, SamplingParams(12)))]
@@ -213,7 +207,7 @@ def test_unseeded_attempts_differ_and_repeat_with_the_engines_seed(engine_of: Bu
     assert len({tuple(ids) for ids in first}) == 3
 
 
-def test_updated_weights_generate_and_score_like_the_new_model(engine_of: Build) -> None:
+def test_updated_weights_generate_and_score_like_the_new_model(engine_of):
     engine, new, prompt = engine_of(tiny_llama()), tiny_llama(seed=1), prompt_of(25)
     asyncio.run(engine.generate(prompt, GREEDY))
     assert asyncio.run(engine.update_weights(new.state_dict().items())) == 1
@@ -224,7 +218,7 @@ def test_updated_weights_generate_and_score_like_the_new_model(engine_of: Build)
     assert scored == pytest.approx(expected_log_probs(new, prompt, expected).tolist(), abs=1e-4)
 
 
-def test_a_tied_lm_head_may_be_missing_from_an_update(engine_of: Build) -> None:
+def test_a_tied_lm_head_may_be_missing_from_an_update(engine_of):
     model = tiny_qwen2()
     weights = dict(model.state_dict())
     weights = {name: tensor.clone() for name, tensor in weights.items() if name != "lm_head.weight"}
@@ -239,9 +233,7 @@ def test_a_tied_lm_head_may_be_missing_from_an_update(engine_of: Build) -> None:
         (lambda weights: weights.update({"model.norm.weight": torch.zeros(3)}), r"shape \(3,\)"),
     ],
 )
-def test_a_bad_update_blocks_generation_until_a_good_one(
-    damage: Callable[[dict[str, torch.Tensor]], Any], message: str, engine_of: Build
-) -> None:
+def test_a_bad_update_blocks_generation_until_a_good_one(damage, message, engine_of):
     engine, weights = engine_of(tiny_llama()), dict(tiny_llama(seed=1).state_dict())
     damage(weights)
     with pytest.raises(ValueError, match=message):
@@ -260,7 +252,7 @@ async def start_long_request(engine: ReferenceEngine) -> asyncio.Task[Generation
     return task
 
 
-def test_a_cancelled_request_frees_its_slot(engine_of: Build) -> None:
+def test_a_cancelled_request_frees_its_slot(engine_of):
     engine = engine_of(tiny_llama(), max_batch_size=1, max_seq_len=150_000)
 
     async def cancel_then_generate() -> Generation:
@@ -270,7 +262,7 @@ def test_a_cancelled_request_frees_its_slot(engine_of: Build) -> None:
     assert asyncio.run(cancel_then_generate()).token_ids == expected_greedy(tiny_llama(), prompt_of(8), 20)
 
 
-def test_an_update_needs_requests_in_flight_to_be_aborted(engine_of: Build) -> None:
+def test_an_update_needs_requests_in_flight_to_be_aborted(engine_of):
     engine = engine_of(tiny_llama(), max_seq_len=150_000)
     weights = tiny_llama(seed=1).state_dict()
 
@@ -287,7 +279,7 @@ def test_an_update_needs_requests_in_flight_to_be_aborted(engine_of: Build) -> N
 
 
 @pytest.mark.parametrize("part", ["lm_head", "model.embed_tokens"], ids=["decoding", "prefilling"])
-def test_a_failed_forward_ends_only_its_requests(engine_of: Build, part: str) -> None:
+def test_a_failed_forward_ends_only_its_requests(engine_of, part):
     model = tiny_llama()
     engine = engine_of(model, max_batch_size=2)
 
@@ -309,7 +301,7 @@ def test_a_failed_forward_ends_only_its_requests(engine_of: Build, part: str) ->
     assert [generation.token_ids for generation in generations] == expected
 
 
-def test_one_requests_error_leaves_the_others_alone(engine_of: Build) -> None:
+def test_one_requests_error_leaves_the_others_alone(engine_of):
     engine = engine_of(tiny_llama())
 
     def broken(token_ids: list[int]) -> bool:
@@ -326,7 +318,7 @@ def test_one_requests_error_leaves_the_others_alone(engine_of: Build) -> None:
         assert generation.token_ids == expected_greedy(tiny_llama(), prompt_of(length), GREEDY.max_tokens)
 
 
-def test_a_prompt_with_nan_states_spoils_no_other_request(engine_of: Build) -> None:
+def test_a_prompt_with_nan_states_spoils_no_other_request(engine_of):
     model = tiny_llama()
     poison = VOCABULARY - 1
     model.model.embed_tokens.weight.data[poison] = float("nan")  # also in the cache of its slot
@@ -346,7 +338,7 @@ def test_a_prompt_with_nan_states_spoils_no_other_request(engine_of: Build) -> N
         assert generation.token_ids == expected_greedy(tiny_llama(), prompt_of(length), GREEDY.max_tokens)
 
 
-def test_nan_weights_are_named_until_they_are_replaced(engine_of: Build) -> None:
+def test_nan_weights_are_named_until_they_are_replaced(engine_of):
     model = tiny_llama()
     engine = engine_of(model)
     model.model.norm.weight.data.fill_(float("nan"))
@@ -356,7 +348,7 @@ def test_nan_weights_are_named_until_they_are_replaced(engine_of: Build) -> None
     assert asyncio.run(engine.generate(prompt_of(5), GREEDY)).token_ids
 
 
-def test_an_error_of_the_loop_ends_the_engine_and_is_reported(engine_of: Build) -> None:
+def test_an_error_of_the_loop_ends_the_engine_and_is_reported(engine_of):
     engine, crashed = engine_of(tiny_llama()), threading.Event()
     engine.on_crash = crashed.set
     with pytest.raises(EngineFailure, match="lost"):
@@ -367,7 +359,7 @@ def test_an_error_of_the_loop_ends_the_engine_and_is_reported(engine_of: Build) 
         asyncio.run(engine.generate(prompt_of(5), GREEDY))
 
 
-def test_closing_aborts_requests_in_flight(engine_of: Build) -> None:
+def test_closing_aborts_requests_in_flight(engine_of):
     engine = engine_of(tiny_llama(), max_seq_len=150_000)
 
     async def scenario() -> Generation:
@@ -380,7 +372,7 @@ def test_closing_aborts_requests_in_flight(engine_of: Build) -> None:
         asyncio.run(engine.generate(prompt_of(5), GREEDY))
 
 
-def test_a_model_with_sliding_windows_is_refused() -> None:
+def test_a_model_with_sliding_windows_is_refused():
     config = Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=16, max_window_layers=1)
     with pytest.raises(ValueError, match="sliding_attention"):
         ReferenceEngine(Qwen2ForCausalLM(config), eos_token_ids=[])

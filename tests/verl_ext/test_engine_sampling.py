@@ -21,20 +21,20 @@ def draw_one(row: list[float], params: SamplingParams, uniform: float) -> tuple[
 
 
 @given(logits_rows, uniforms)
-def test_greedy_and_top_one_take_the_largest_logit(row: list[float], uniform: float) -> None:
+def test_greedy_and_top_one_take_the_largest_logit(row, uniform):
     greedy, _ = draw_one(row, SamplingParams(temperature=0), uniform)
     top_one, _ = draw_one(row, SamplingParams(top_k=1), uniform)
     assert row[greedy] == row[top_one] == max(row)
 
 
 @given(logits_rows, uniforms, st.integers(1, VOCABULARY))
-def test_top_k_draws_only_among_the_k_largest(row: list[float], uniform: float, k: int) -> None:
+def test_top_k_draws_only_among_the_k_largest(row, uniform, k):
     drawn, _ = draw_one(row, SamplingParams(top_k=k), uniform)
     assert sum(logit > row[drawn] for logit in row) < k
 
 
 @given(logits_rows, uniforms, st.floats(0.05, 1))
-def test_top_p_draws_from_the_smallest_set(row: list[float], uniform: float, top_p: float) -> None:
+def test_top_p_draws_from_the_smallest_set(row, uniform, top_p):
     drawn, _ = draw_one(row, SamplingParams(top_p=top_p), uniform)
     probs = torch.tensor(row).double().softmax(0)
     larger = probs > probs[drawn] * (1 + 1e-5)  # float32 cannot order closer ones
@@ -42,30 +42,26 @@ def test_top_p_draws_from_the_smallest_set(row: list[float], uniform: float, top
 
 
 @given(logits_rows, uniforms, st.floats(0.2, 3), st.integers(0, 5), st.floats(0.3, 1))
-def test_the_log_prob_is_of_the_full_tempered_distribution(
-    row: list[float], uniform: float, temperature: float, top_k: int, top_p: float
-) -> None:
+def test_the_log_prob_is_of_the_full_tempered_distribution(row, uniform, temperature, top_k, top_p):
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     drawn, log_prob = draw_one(row, params, uniform)
     expected = (torch.tensor(row).double() / temperature).log_softmax(0)[drawn]
     assert log_prob == pytest.approx(float(expected), abs=1e-4)
 
 
-def test_logits_with_equal_probabilities_are_still_ordered() -> None:
+def test_logits_with_equal_probabilities_are_still_ordered():
     row = [0.0] * (VOCABULARY - 1) + [1.5e-19]
     for params in (SamplingParams(temperature=0), SamplingParams(top_k=1)):
         assert draw_one(row, params, 0.0)[0] == VOCABULARY - 1
 
 
-def test_a_greedy_log_prob_is_of_the_raw_logits() -> None:
+def test_a_greedy_log_prob_is_of_the_raw_logits():
     _, log_prob = draw_one([1.0, 3.0, 2.0], SamplingParams(temperature=0), 0.5)
     assert log_prob == pytest.approx(float(torch.tensor([1.0, 3.0, 2.0]).log_softmax(0)[1]), abs=1e-6)
 
 
 @given(logits_rows, uniforms, st.floats(LEAST, 1 / LEAST), st.integers(-1, 2**31 - 1), st.floats(LEAST, 1))
-def test_every_permitted_request_draws_a_possible_id(
-    row: list[float], uniform: float, temperature: float, top_k: int, top_p: float
-) -> None:
+def test_every_permitted_request_draws_a_possible_id(row, uniform, temperature, top_k, top_p):
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     drawn, log_prob = draw_one(row, params, uniform)
     assert 0 <= drawn < VOCABULARY
@@ -73,20 +69,20 @@ def test_every_permitted_request_draws_a_possible_id(
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=8).filter(any), uniforms)
-def test_an_id_of_probability_zero_is_never_drawn(possible: list[bool], uniform: float) -> None:
+def test_an_id_of_probability_zero_is_never_drawn(possible, uniform):
     row = [0.0 if allowed else float("-inf") for allowed in possible]
     drawn, _ = draw_one(row, SamplingParams(), uniform)
     assert possible[drawn]
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
-def test_the_ends_of_the_unit_interval_draw_valid_ids(uniform: float) -> None:
+def test_the_ends_of_the_unit_interval_draw_valid_ids(uniform):
     drawn, _ = draw_one([0.0] * VOCABULARY, SamplingParams(), uniform)
     assert drawn == (0 if uniform == 0 else VOCABULARY - 1)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_frequencies_follow_the_temperature(temperature: float) -> None:
+def test_frequencies_follow_the_temperature(temperature):
     row, draws = torch.tensor([2.0, 1.0, 0.0, -1.0]), 4000
     params = [SamplingParams(temperature=temperature)] * draws
     uniform = torch.rand(draws, generator=torch.Generator().manual_seed(1)).tolist()
@@ -96,7 +92,7 @@ def test_frequencies_follow_the_temperature(temperature: float) -> None:
     assert torch.allclose(frequencies, (row / temperature).softmax(0), atol=0.032)
 
 
-def test_rows_with_different_parameters_do_not_affect_each_other() -> None:
+def test_rows_with_different_parameters_do_not_affect_each_other():
     logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(2))
     mixed = [{"temperature": 0}, {}, {"temperature": 0.7, "top_k": 3}, {"top_p": 0.6}]
     params = [SamplingParams(**one) for one in mixed]  # type: ignore[arg-type]
@@ -111,7 +107,7 @@ BAD += [("top_k", -2), ("top_k", 2**70)]
 
 
 @pytest.mark.parametrize(("field", "value"), BAD + FAR)
-def test_a_value_out_of_range_is_refused_by_name(field: str, value: float) -> None:
+def test_a_value_out_of_range_is_refused_by_name(field, value):
     arguments: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=field):
         SamplingParams(**arguments)

@@ -74,12 +74,12 @@ def load():
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Any:
+def tokenizer(tiny_model):
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A folder with one environment."""
     place = tmp_path_factory.mktemp("own") / "environments"
     (place / "sums").mkdir(parents=True)
@@ -121,7 +121,7 @@ def reward(output: AgentLoopOutput) -> dict[str, Any]:
     return dict(output.extra_fields["reward_extra_info"])
 
 
-def test_a_call_is_answered_and_only_sampled_ids_are_trained_on(tokenizer: Any, folder: Path) -> None:
+def test_a_call_is_answered_and_only_sampled_ids_are_trained_on(tokenizer, folder):
     output, engine = roll_out(tokenizer, folder, TASK, add(2, 3), "5")
     first, second = engine.inputs
     assert first == render_prompt_ids(tokenizer, [{"role": "user", "content": "2 + 3?"}], [ADD])
@@ -140,13 +140,13 @@ def test_a_call_is_answered_and_only_sampled_ids_are_trained_on(tokenizer: Any, 
         [f"<think>maybe {add(9, 9)}</think>{add(2, 3)}", "<think>So.</think>5"],
     ],
 )
-def test_a_call_in_the_thinking_is_not_made(tokenizer: Any, folder: Path, turns: list[str]) -> None:
+def test_a_call_in_the_thinking_is_not_made(tokenizer, folder, turns):
     output, engine = roll_out(tokenizer, folder, TASK, *turns)
     calls = Conversation.from_dict(output.extra_fields["conversation"]).calls
     assert (len(calls), len(engine.inputs), output.reward_score) == (len(turns) - 1, len(turns), 1.0)
 
 
-def test_a_call_that_no_record_can_hold_is_answered_with_its_error(tokenizer: Any, folder: Path) -> None:
+def test_a_call_that_no_record_can_hold_is_answered_with_its_error(tokenizer, folder):
     half = add('"\\ud83d"', 3)
     output, _ = roll_out(tokenizer, folder, TASK, half, "5")
     (call,) = output.extra_fields["conversation"]["turns"][0]["calls"]
@@ -155,7 +155,7 @@ def test_a_call_that_no_record_can_hold_is_answered_with_its_error(tokenizer: An
     assert output.reward_score == 1.0
 
 
-def test_the_score_is_the_environments_with_its_parts(tokenizer: Any, folder: Path) -> None:
+def test_the_score_is_the_environments_with_its_parts(tokenizer, folder):
     output, _ = roll_out(tokenizer, folder, TASK, "5")
     assert (output.reward_score, reward(output)["success"]) == (1.0, True)
     assert json.loads(reward(output)["parts"]) == {"exact": 1.0}
@@ -171,9 +171,7 @@ def test_the_score_is_the_environments_with_its_parts(tokenizer: Any, folder: Pa
     ],
     ids=["an unknown tool", "a wrong argument"],
 )
-def test_an_invalid_call_is_explained_to_the_model_and_counted(
-    tokenizer: Any, folder: Path, call: str, undeclared: int, response: str
-) -> None:
+def test_an_invalid_call_is_explained_to_the_model_and_counted(tokenizer, folder, call, undeclared, response):
     output, _ = roll_out(tokenizer, folder, TASK, call, add(2, 3), "5")
     counted = {"calls": 2, "undeclared_calls": undeclared, "valid": True, "score": 1.0}
     counted["invalid_calls"] = undeclared  # wrong arguments are only explained
@@ -193,9 +191,7 @@ def test_an_invalid_call_is_explained_to_the_model_and_counted(
         ("unknown", "sums: Episode.respond raised"),
     ],
 )
-def test_an_environments_fault_is_one_line_and_an_invalid_row(
-    tokenizer: Any, folder: Path, wrong: str, said: str
-) -> None:
+def test_an_environments_fault_is_one_line_and_an_invalid_row(tokenizer, folder, wrong, said):
     task = {"a": 2, "b": None if wrong == "unknown" else 3, "wrong": wrong}
     output, _ = roll_out(tokenizer, folder, task, add(2, 3) if wrong != "unknown" else "x", "5")
     fields = reward(output)
@@ -206,20 +202,20 @@ def test_an_environments_fault_is_one_line_and_an_invalid_row(
     assert len(output.response_ids) == len(output.response_mask) > 0
 
 
-def test_a_too_long_first_message_is_a_fault(tokenizer: Any, folder: Path) -> None:
+def test_a_too_long_first_message_is_a_fault(tokenizer, folder):
     output, engine = roll_out(tokenizer, folder, TASK, "5", prompt_length=10)
     assert "data.max_prompt_length=10" in reward(output)["reason_invalid"]
     assert engine.inputs == [] and sum(output.response_mask) == 0
 
 
-def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer: Any, folder: Path) -> None:
+def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer, folder):
     length = len(tokenizer.encode(add(2, 3), add_special_tokens=False)) + 3
     output, engine = roll_out(tokenizer, folder, TASK, add(2, 3), "5", response_length=length)
     assert (len(engine.inputs), reward(output)["ended"], reward(output)["valid"]) == (1, "tokens", True)
     assert len(output.response_ids) <= length and output.extra_fields["token_drift"] == 0
 
 
-def test_the_tasksets_turns_are_a_limit(tokenizer: Any, folder: Path) -> None:
+def test_the_tasksets_turns_are_a_limit(tokenizer, folder):
     output, engine = roll_out(tokenizer, folder, TASK, *[add(2, 3)] * 4)
     assert (len(engine.inputs), reward(output)["ended"], output.reward_score) == (3, "turns", 0.0)
 

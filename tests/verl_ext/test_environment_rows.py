@@ -3,7 +3,6 @@
 import json
 import math
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +49,7 @@ STEP = [
 ]
 
 
-def test_a_steps_metrics_are_as_computed_by_hand() -> None:
+def test_a_steps_metrics_are_as_computed_by_hand():
     expected = {"reward/score": 0.5, "reward/success": 1 / 3, "reward/part/exact": 0.5}
     expected |= {"reward/part/near": 0.4}  # one episode has it
     expected |= {"reward/groups_with_variance": 1.0}  # q has only one rollout that counts
@@ -60,20 +59,20 @@ def test_a_steps_metrics_are_as_computed_by_hand() -> None:
     assert "reward 0.50, solved tasks 0.33" in progress_line(metrics, 1, 2)
 
 
-def test_failures_are_counted_in_rollouts_and_not_in_means() -> None:
+def test_failures_are_counted_in_rollouts_and_not_in_means():
     metrics = rollout_metrics(STEP, expected=5)
     expected = {"rollouts_lost": 1, "rows_invalid": 1, "share": 2 / 5}
     assert {name: metrics[f"drzero/failures/{name}"] for name in expected} == expected
     assert metrics["drzero/rollout/rows"] == 4 and metrics["drzero/rollout/tool_calls_invalid"] == 4
 
 
-def test_without_search_no_alarm_is_about_it() -> None:
+def test_without_search_no_alarm_is_about_it():
     metrics = collapse_metrics(STEP, [each.prompt for each in STEP], [[-1.0]] * len(STEP))
     assert "drzero/collapse/searched_share" not in metrics
     assert metrics["drzero/collapse/zero_variance_share"] == 0.5  # q's branches are equal
 
 
-def test_the_branches_of_a_rollout_share_one_advantage() -> None:
+def test_the_branches_of_a_rollout_share_one_advantage():
     trainers = pytest.importorskip("verl_ext.trainer.trainers")
     compared = partial(trainers.GroupRelativeTrainer._compared, SimpleNamespace(method=trainers.ENVIRONMENT))
     rewards = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
@@ -88,7 +87,7 @@ def test_the_branches_of_a_rollout_share_one_advantage() -> None:
     assert compared(rewards, [each.prompt for each in rows], spoiled)[2:4].tolist() == [0.0, 0.0]
 
 
-def test_a_dump_has_parts_and_observations(tmp_path: Path) -> None:
+def test_a_dump_has_parts_and_observations(tmp_path):
     dump_rows(STEP, 3, tmp_path / "step_0003.jsonl")
     lines = [json.loads(line) for line in (tmp_path / "step_0003.jsonl").read_text().splitlines()]
     assert [line["key"] for line in lines] == sorted(each.key for each in STEP)
@@ -99,7 +98,7 @@ def test_a_dump_has_parts_and_observations(tmp_path: Path) -> None:
     assert not spoiled["reward"]["valid"] and "KeyError" in spoiled["reward"]["reason_invalid"]
 
 
-def test_a_validation_leaves_out_failures() -> None:
+def test_a_validation_leaves_out_failures():
     good = [each for each in STEP if each.key.endswith("_0")]
     infos = {name: [each.reward[name] for each in good] for name in good[0].reward}
     metrics = environment_validation(infos, expected=5)

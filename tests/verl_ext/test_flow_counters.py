@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ def group(status: str, step: int = 1) -> dict[str, Any]:
     return {"is_prompt": True, "status": status, "global_steps": step}
 
 
-def test_groups_are_working_until_they_can_be_sampled() -> None:
+def test_groups_are_working_until_they_can_be_sampled():
     tags = {
         "a": group("pending"),
         "b": group("running"),
@@ -42,7 +42,7 @@ def test_groups_are_working_until_they_can_be_sampled() -> None:
     assert sorted(seen.steps_of_waiting) == [2, 3]
 
 
-def test_a_groups_age_restarts_when_it_is_finished() -> None:
+def test_a_groups_age_restarts_when_it_is_finished():
     clock = GroupClock()
     clock.update({"a": group("pending"), "b": group("pending")}, 10.0)
     clock.update({"a": group("running"), "b": group("finished")}, 15.0)
@@ -50,7 +50,7 @@ def test_a_groups_age_restarts_when_it_is_finished() -> None:
     assert seen.oldest_s == {"working": 20.0, "waiting": 15.0}
 
 
-def test_a_group_that_fails_is_counted_once() -> None:
+def test_a_group_that_fails_is_counted_once():
     clock = GroupClock()
     for _ in range(3):
         clock.update({"a": group("failure"), "b": group("running")}, 10.0)
@@ -64,7 +64,7 @@ def counters(tmp_path: Path, mode: str = "sync", **settings: Any) -> FlowCounter
     return FlowCounters(path=path, mode=mode, rollouts_per_prompt=EACH, listing=listing, **settings)
 
 
-def test_the_file_is_what_the_monitor_reads(tmp_path: Path) -> None:
+def test_the_file_is_what_the_monitor_reads(tmp_path):
     counted = counters(tmp_path, listing=lambda: {"train": {"a": group("running"), "b": group("finished")}})
     counted.submitted(5)
     with counted.sampling("train", 2, 3):
@@ -86,7 +86,7 @@ def read(tmp_path: Path) -> Snapshot:
     return taken
 
 
-def test_a_shorter_record_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None:
+def test_a_shorter_record_leaves_nothing_of_a_longer_one(tmp_path):
     tags = {f"prompt{number}": group("finished", number) for number in range(50)}
     counted = counters(tmp_path, mode="colocate_async", listing=lambda: {"train": dict(tags)})
     counted.write()
@@ -96,7 +96,7 @@ def test_a_shorter_record_leaves_nothing_of_a_longer_one(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["flow_counters.json"]
 
 
-def test_a_queue_that_cannot_be_listed_does_not_end_the_run(tmp_path: Path) -> None:
+def test_a_queue_that_cannot_be_listed_does_not_end_the_run(tmp_path):
     def broken() -> None:
         raise ConnectionError("closed")
 
@@ -105,7 +105,7 @@ def test_a_queue_that_cannot_be_listed_does_not_end_the_run(tmp_path: Path) -> N
     assert not (tmp_path / "flow_counters.json").exists()
 
 
-def test_judged_rows_are_accepted_invalid_or_missing(tmp_path: Path) -> None:
+def test_judged_rows_are_accepted_invalid_or_missing(tmp_path):
     counted = counters(tmp_path, listing=lambda: {})
     counted.submitted(4)
     counted.sampled("train", 4, {}, None)
@@ -115,7 +115,7 @@ def test_judged_rows_are_accepted_invalid_or_missing(tmp_path: Path) -> None:
     assert samples.lost == 0
 
 
-def test_validation_is_counted_separately(tmp_path: Path) -> None:
+def test_validation_is_counted_separately(tmp_path):
     counted = counters(tmp_path, listing=lambda: {"val": {"a": group("running"), "b": group("finished")}})
     with counted.sampling("val", 2, 0):
         record = counted.record(time.time())
@@ -127,7 +127,7 @@ def test_validation_is_counted_separately(tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def emptied(request: pytest.FixtureRequest) -> Iterator[None]:
+def emptied(request):
     """An empty queue for the next test."""
     yield
     if "queue" in request.fixturenames:
@@ -163,7 +163,7 @@ def async_buffer(refill: Callable[[int], Any], threshold: int) -> ReplayBufferAs
     )
 
 
-def test_a_synchronous_steps_counts_add_up(queue: None, tmp_path: Path) -> None:
+def test_a_synchronous_steps_counts_add_up(queue, tmp_path):
     counted = counters(tmp_path)
     buffer = ObservedBuffer(sync_buffer(), counted)
     uids = submit("s", 4, step=1)
@@ -193,7 +193,7 @@ def test_a_synchronous_steps_counts_add_up(queue: None, tmp_path: Path) -> None:
     assert "staleness" not in record["about"]
 
 
-def test_stale_groups_are_evicted_replaced_and_reported(queue: None, tmp_path: Path) -> None:
+def test_stale_groups_are_evicted_replaced_and_reported(queue, tmp_path):
     counted = counters(tmp_path, mode="colocate_async", behind_limit=1)
     records: list[dict[str, Any]] = []
 
@@ -230,7 +230,7 @@ def test_stale_groups_are_evicted_replaced_and_reported(queue: None, tmp_path: P
     assert [Samples(**taken["samples"]).lost for taken in [*records, record]] == [0, 0]
 
 
-def test_failed_groups_of_an_asynchronous_run_are_not_stale(queue: None, tmp_path: Path) -> None:
+def test_failed_groups_of_an_asynchronous_run_are_not_stale(queue, tmp_path):
     counted = counters(tmp_path, mode="separate_async")
 
     def refill(count: int) -> None:
@@ -262,8 +262,8 @@ def test_failed_groups_of_an_asynchronous_run_are_not_stale(queue: None, tmp_pat
     ids=["filtered", "vanished", "failed too", "asynchronous", "stale"],
 )
 def test_groups_that_score_alike_are_filtered_while_the_call_lasts_and_after_its_crash(
-    tmp_path: Path, mode: str, filters: bool, gone: dict[str, int], dropped: dict[str, int]
-) -> None:
+    tmp_path, mode, filters, gone, dropped
+):
     listed = {f"g{number}": group("running") for number in range(5)}
     counted = counters(tmp_path, mode=mode, filters=filters, listing=lambda: {"train": dict(listed)})
     counted.submitted(5)
@@ -286,7 +286,7 @@ def test_groups_that_score_alike_are_filtered_while_the_call_lasts_and_after_its
         assert record["points"]["buffer"]["out"] == dropped["filtered"]
 
 
-def test_a_group_that_vanishes_from_the_queue_is_lost(queue: None, tmp_path: Path) -> None:
+def test_a_group_that_vanishes_from_the_queue_is_lost(queue, tmp_path):
     counted = counters(tmp_path)
     submit("v", 3, step=1)
     counted.submitted(3)
@@ -295,7 +295,7 @@ def test_a_group_that_vanishes_from_the_queue_is_lost(queue: None, tmp_path: Pat
     assert Samples(**counted.record(time.time())["samples"]).lost == EACH
 
 
-def test_restored_groups_count_as_submitted(queue: None, tmp_path: Path) -> None:
+def test_restored_groups_count_as_submitted(queue, tmp_path):
     finish(submit("r", 3, step=1), step=1)
     counted = counters(tmp_path, mode="colocate_async")
     with counted.writing(every_s=60):
@@ -306,7 +306,7 @@ def test_restored_groups_count_as_submitted(queue: None, tmp_path: Path) -> None
     assert taken.ended
 
 
-def test_the_observed_buffer_passes_everything_else_on(queue: None, tmp_path: Path) -> None:
+def test_the_observed_buffer_passes_everything_else_on(queue, tmp_path):
     counted = counters(tmp_path, mode="separate_async")
     buffer = ObservedBuffer(async_buffer(lambda count: None, threshold=8), counted)
     finish(submit("w", 2, step=1), step=1)

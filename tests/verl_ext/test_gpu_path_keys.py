@@ -72,7 +72,7 @@ ELSEWHERE = {
 """No test of the suite can drive these."""
 
 
-def test_every_key_that_differs_on_gpus_is_listed() -> None:
+def test_every_key_that_differs_on_gpus_is_listed():
     def keys(*hardware: str) -> dict[str, object]:
         overrides = [*hardware, "model=qwen2.5-7b", "fused_head=true"]
         overrides += ["solver.port=8001", "retrieval.port=8000"]
@@ -84,12 +84,12 @@ def test_every_key_that_differs_on_gpus_is_listed() -> None:
     assert differ == {*" ".join((*DRIVEN.values(), AMOUNTS)).split(), *ELSEWHERE}
 
 
-def test_the_listed_tests_exist() -> None:
+def test_the_listed_tests_exist():
     here = Path(__file__).parents[1]
     for file, name in DRIVEN:
         assert re.search(rf"^def {name}\(", (here / file).read_text(encoding="utf-8"), re.MULTILINE), name
 
 
-def test_the_flash_attn_stand_in_has_the_pinned_version() -> None:
+def test_the_flash_attn_stand_in_has_the_pinned_version():
     folder = f"flash_attn-{pinned('flash-attn', gpu=True)}.dist-info"
     assert (Path(__file__).parents[1] / "rehearsal" / "flash_attn_stand_in" / folder / "METADATA").is_file()

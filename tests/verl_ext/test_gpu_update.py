@@ -50,7 +50,7 @@ def gpu_config(model: Path, plain: dict[str, Any]) -> dict[str, Any]:
     return {str(key): value for key, value in made.items()}
 
 
-def test_the_packed_bfloat16_update_moves_weights_alike(tmp_path: Path, smollm2_tokenizer: Any) -> None:
+def test_the_packed_bfloat16_update_moves_weights_alike(tmp_path, smollm2_tokenizer):
     model = save_tiny_model(tmp_path / "model", tokenizer=smollm2_tokenizer)
     plain = actor_config(model)
     config = gpu_config(model, plain)

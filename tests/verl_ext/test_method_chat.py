@@ -28,12 +28,12 @@ GATHERING_TEMPLATE = """\
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2_tokenizer: Any) -> Any:
+def tokenizer(smollm2_tokenizer):
     return smollm2_tokenizer
 
 
 @pytest.fixture(scope="module")
-def qwen_like(tokenizer: Any) -> Any:
+def qwen_like(tokenizer):
     """The same tokenizer with a template that gathers tool responses in one user turn, like Qwen's."""
     other = copy.deepcopy(tokenizer)
     other.chat_template = GATHERING_TEMPLATE
@@ -49,7 +49,7 @@ THINKING_TEMPLATE = GATHERING_TEMPLATE.replace(
 
 
 @pytest.fixture(scope="module")
-def qwen3_like(tokenizer: Any) -> Any:
+def qwen3_like(tokenizer):
     """A template that gives only the last turn a think block, like Qwen3's."""
     other = copy.deepcopy(tokenizer)
     other.chat_template = THINKING_TEMPLATE
@@ -57,12 +57,12 @@ def qwen3_like(tokenizer: Any) -> Any:
 
 
 @pytest.fixture(params=["tokenizer", "qwen_like", "qwen3_like"])
-def any_tokenizer(request: pytest.FixtureRequest) -> Any:
+def any_tokenizer(request):
     return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
-def verl_builder(any_tokenizer: Any) -> Any:
+def verl_builder(any_tokenizer):
     module = pytest.importorskip("verl.utils.tokenizer.continuous_token")
     return module.QwenContinuousTokenBuilder(any_tokenizer)
 
@@ -73,7 +73,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("form", ["short", "full"])
-def test_the_first_prompt_is_verls(any_tokenizer: Any, verl_builder: Any, form: Any, tools: Any) -> None:
+def test_the_first_prompt_is_verls(any_tokenizer, verl_builder, form, tools):
     messages = challenger_messages("A document.", 2, form)
     expected = verl_builder.build_initial_tokens(messages, tools=tools)
     assert render_prompt_ids(any_tokenizer, messages, tools) == expected
@@ -81,9 +81,7 @@ def test_the_first_prompt_is_verls(any_tokenizer: Any, verl_builder: Any, form: 
 
 @pytest.mark.parametrize("responses", [["one"], ["one", "two\nlines"], [""], ["x <think> é </tool_call>"]])
 @pytest.mark.parametrize("ending", ["<|im_end|>", "<|im_end|>\n", "", " cut o"])
-def test_a_tool_turn_adds_verls_ids(
-    any_tokenizer: Any, verl_builder: Any, responses: list[str], ending: str
-) -> None:
+def test_a_tool_turn_adds_verls_ids(any_tokenizer, verl_builder, responses, ending):
     messages = solver_messages("Who?", "short")
     assistant_ids = encode(any_tokenizer, CALL_TEXT + ending)
     so_far = render_prompt_ids(any_tokenizer, messages, TOOLS) + assistant_ids
@@ -93,7 +91,7 @@ def test_a_tool_turn_adds_verls_ids(
     assert so_far + tool_turn_ids(any_tokenizer, assistant_ids, responses) == merged.token_ids
 
 
-def test_turns_add_up_to_the_ids_of_the_whole_conversation(tokenizer: Any) -> None:
+def test_turns_add_up_to_the_ids_of_the_whole_conversation(tokenizer):
     messages: list[dict[str, str]] = [*solver_messages("Who?", "short")]
     ids = render_prompt_ids(tokenizer, messages, TOOLS)
     for response in ("[1] Oslo: a city.", "[1] Rome: a city.\n[2] Ténès: another."):
@@ -103,7 +101,7 @@ def test_turns_add_up_to_the_ids_of_the_whole_conversation(tokenizer: Any) -> No
     assert ids == render_prompt_ids(tokenizer, messages, TOOLS)
 
 
-def test_structured_tool_calls_render_as_text_does(tokenizer: Any) -> None:
+def test_structured_tool_calls_render_as_text_does(tokenizer):
     function = {"name": "search", "arguments": {"query_list": ["Ostrel lighthouse", "é"]}}
     structured: dict[str, Any] = {"role": "assistant", "content": "<think>Look it up.</think>"}
     structured["tool_calls"] = [{"id": "1", "type": "function", "function": function}]
@@ -112,7 +110,7 @@ def test_structured_tool_calls_render_as_text_does(tokenizer: Any) -> None:
     assert render_prompt_ids(tokenizer, [user, structured], TOOLS) == expected
 
 
-def test_the_prompt_names_tools_and_arguments(tokenizer: Any) -> None:
+def test_the_prompt_names_tools_and_arguments(tokenizer):
     hello = [{"role": "user", "content": "hi"}]
     prompt = tokenizer.decode(render_prompt_ids(tokenizer, hello, TOOLS))
     asked = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
@@ -121,15 +119,15 @@ def test_the_prompt_names_tools_and_arguments(tokenizer: Any) -> None:
     assert tokenizer.decode(render_prompt_ids(tokenizer, hello, None)) == asked
 
 
-def test_the_short_challenger_prompt_adds_under_sixty_tokens(tokenizer: Any) -> None:
+def test_the_short_challenger_prompt_adds_under_sixty_tokens(tokenizer):
     assert len(render_prompt_ids(tokenizer, challenger_messages("", 4, "short"), TOOLS)) < 60
 
 
-def test_the_turn_end_is_one_token(tokenizer: Any) -> None:
+def test_the_turn_end_is_one_token(tokenizer):
     assert encode(tokenizer, "<|im_end|>") == [turn_end_id(tokenizer)]
 
 
-def test_a_tokenizer_without_chatml_is_refused_by_name() -> None:
+def test_a_tokenizer_without_chatml_is_refused_by_name():
     other = SimpleNamespace(name_or_path="other", unk_token_id=0, convert_tokens_to_ids=lambda token: 0)
     with pytest.raises(ValueError, match=r"'other' has no <\|im_end\|>"):
         turn_end_id(other)

@@ -24,7 +24,7 @@ def advantages(rows: list[Row]) -> np.ndarray:
 
 
 @given(GROUPS)
-def test_whole_groups_have_veRLs_advantages(groups: list[list[float]]) -> None:
+def test_whole_groups_have_veRLs_advantages(groups):
     rewards = [reward for group in groups for reward in group]
     labels = np.array([f"p{number}" for number, group in enumerate(groups) for _ in group], dtype=object)
     ones = torch.ones(len(rewards), 1)
@@ -34,7 +34,7 @@ def test_whole_groups_have_veRLs_advantages(groups: list[list[float]]) -> None:
 
 
 @given(ROWS)
-def test_each_group_has_mean_zero_and_sample_variance_one_or_zero(rows: list[Row]) -> None:
+def test_each_group_has_mean_zero_and_sample_variance_one_or_zero(rows):
     result = advantages(rows)
     for label in "abcd":
         own = [(a, r) for a, (r, g, v) in zip(result, rows, strict=True) if v and g == label]
@@ -47,20 +47,20 @@ def test_each_group_has_mean_zero_and_sample_variance_one_or_zero(rows: list[Row
 
 
 @given(ROWS, st.sampled_from([math.nan, math.inf, -1e30, 7.0]))
-def test_invalid_rows_get_nothing_and_influence_nothing(rows: list[Row], garbage: float) -> None:
+def test_invalid_rows_get_nothing_and_influence_nothing(rows, garbage):
     poisoned = [row if row[2] else (garbage, row[1], False) for row in rows]
     result = advantages(poisoned)
     np.testing.assert_array_equal(result, advantages(rows))
     assert all(value == 0 for value, row in zip(result, rows, strict=True) if not row[2])
 
 
-def test_one_row_and_equal_rewards_have_advantage_zero() -> None:
+def test_one_row_and_equal_rewards_have_advantage_zero():
     assert advantages([(1.0, "a", True), (0.0, "a", False), (1.0, "b", True), (0.0, "b", True)])[0] == 0
     # A third is not exact in floating point, and neither are mean and deviation of equal ones.
     np.testing.assert_array_equal(group_advantages([1 / 3] * 7, ["a"] * 7, [True] * 7), 0)
 
 
-def test_a_reward_that_is_not_finite_is_refused_by_row() -> None:
+def test_a_reward_that_is_not_finite_is_refused_by_row():
     with pytest.raises(ValueError, match=r"rows \[1\]"):
         group_advantages([0.0, math.nan], ["a", "a"], [True, True])
 
@@ -69,7 +69,7 @@ EIGHTHS = st.integers(-8, 8).map(lambda eighths: eighths / 8)
 
 
 @given(st.lists(st.tuples(EIGHTHS, st.sampled_from([1, 2, 3]))))
-def test_hop_counts_share_an_update_equally(rows: list[tuple[float, int]]) -> None:
+def test_hop_counts_share_an_update_equally(rows):
     given_sizes = np.array([advantage for advantage, _ in rows])
     hops = np.array([hop for _, hop in rows])
     result = hop_balanced(given_sizes, hops)

@@ -35,12 +35,12 @@ def by_hand(batch: list[Row]) -> list[float]:
 
 
 @given(rows)
-def test_advantages_are_the_formula(batch: list[Row]) -> None:
+def test_advantages_are_the_formula(batch):
     np.testing.assert_allclose(advantages(batch), by_hand(batch), atol=1e-9)
 
 
 @given(rows, st.sampled_from([math.nan, math.inf, -1e30, 7.0]))
-def test_invalid_rows_influence_nothing(batch: list[Row], garbage: float) -> None:
+def test_invalid_rows_influence_nothing(batch, garbage):
     poisoned = [row if row[2] else (garbage, row[1], False) for row in batch]
     np.testing.assert_array_equal(advantages(poisoned), advantages(batch))
 
@@ -52,7 +52,7 @@ def test_small_groups_are_as_computed_by_hand() -> None:
     np.testing.assert_array_equal(hop_advantages([0.3] * 3, [2] * 3, [True] * 3), 0)
 
 
-def test_bad_rewards_and_shapes_are_refused() -> None:
+def test_bad_rewards_and_shapes_are_refused():
     with pytest.raises(ValueError, match=r"rows \[1\]"):
         hop_advantages([0.0, math.nan], [1, 1], [True, True])
     with pytest.raises(ValueError, match="one shape"):

@@ -30,18 +30,18 @@ def wrap(call: Any) -> str:
 
 
 @given(queries_lists)
-def test_a_rendered_call_parses_to_its_queries(queries: list[str]) -> None:
+def test_a_rendered_call_parses_to_its_queries(queries):
     (call,) = parse_tool_calls(f"Let me look.\n{render_tool_call(queries)}")
     assert call.queries == tuple(queries)
 
 
-def test_the_text_protocol_is_exactly_this() -> None:
+def test_the_text_protocol_is_exactly_this():
     expected = '<tool_call>\n{"name": "search", "arguments": {"query_list": ["é"]}}\n</tool_call>'
     assert render_tool_call(["é"]) == expected
 
 
 @given(st.text() | st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=5)).map("".join))
-def test_every_parsed_call_is_valid_or_has_an_error(text: str) -> None:
+def test_every_parsed_call_is_valid_or_has_an_error(text):
     for call in parse_tool_calls(text):
         assert call.valid == (call.error is None)
 
@@ -50,7 +50,7 @@ LEAVES = st.none() | st.booleans() | st.floats() | st.text()
 
 
 @given(st.recursive(LEAVES, lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
-def test_other_json_is_not_a_valid_call(value: Any) -> None:
+def test_other_json_is_not_a_valid_call(value):
     assert not any(call.valid for call in parse_tool_calls(wrap(value)))
 
 
@@ -75,18 +75,18 @@ def asked(queries: Any) -> dict[str, Any]:
         (asked(["x" * (MAX_QUERY_CHARS + 1)]), "more than 1000 char"),
     ],
 )
-def test_an_invalid_call_is_answered_with_its_error(call: Any, why: str) -> None:
+def test_an_invalid_call_is_answered_with_its_error(call, why):
     (parsed,) = parse_tool_calls(wrap(call))
     assert why in invalid_call_response(parsed)
 
 
-def test_calls_come_in_order_and_need_their_end() -> None:
+def test_calls_come_in_order_and_need_their_end():
     one, two = render_tool_call(["one"]), render_tool_call(["two"])
     calls = parse_tool_calls(f"{one}<tool_call>bad</tool_call>{two}<tool_call>{{")
     assert [call.queries for call in calls] == [("one",), None, ("two",)]
     assert "not JSON" in invalid_call_response(calls[1])
 
 
-def test_verl_accepts_the_schema() -> None:
+def test_verl_accepts_the_schema():
     schemas = pytest.importorskip("verl.tools.schemas")
     assert schemas.OpenAIFunctionToolSchema.model_validate(SEARCH_TOOL_SCHEMA).function.name == "search"

@@ -20,12 +20,12 @@ trajectories = st.builds(Trajectory, turns=st.lists(turns, max_size=4).map(tuple
 
 
 @given(trajectories)
-def test_a_trajectory_survives_json(trajectory: Trajectory) -> None:
+def test_a_trajectory_survives_json(trajectory):
     data = trajectory.to_dict()
     assert json.loads(json.dumps(data)) == data and Trajectory.from_dict(data) == trajectory
 
 
-def test_only_answered_valid_calls_are_searches() -> None:
+def test_only_answered_valid_calls_are_searches():
     answered = SearchCall("r", ("q",), response="found")
     invalid, open_call = SearchCall("r", None, response="Error: no"), SearchCall("r", ("q",))
     others = (invalid, open_call, SearchCall("r", ("q",), failed=True, error="down"))

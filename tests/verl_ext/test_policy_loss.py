@@ -63,35 +63,33 @@ def reference(model: Path, rows: list[Row], loss: str) -> dict[str, torch.Tensor
     params=[1, *(pytest.param(n, marks=pytest.mark.slow("several ranks")) for n in (2, 4))],
     ids="ranks={}".format,
 )
-def ranks(request: pytest.FixtureRequest) -> int:
+def ranks(request):
     return int(request.param)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
+def model(tmp_path_factory, smollm2_tokenizer):
     return save_policy(tmp_path_factory.mktemp("tiny") / "model", smollm2_tokenizer)
 
 
 @pytest.fixture(scope="module")
-def steps(model: Path, ranks: int, tmp_path_factory: pytest.TempPathFactory) -> dict[Any, Any]:
+def steps(model, ranks, tmp_path_factory):
     cases = {name: {**case, "rows": make_rows()} for name, case in CASES.items()}
     return make_steps(tmp_path_factory.mktemp("steps"), actor_config(model), cases, ranks)
 
 
 @pytest.fixture(scope="module", params=LOSSES)
-def loss(request: pytest.FixtureRequest) -> str:
+def loss(request):
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path, loss: str) -> dict[str, torch.Tensor]:
+def expected(model, loss):
     return reference(model, make_rows(), loss)
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 8])
-def test_spoiled_and_padding_rows_do_not_move_the_weights(
-    steps: dict[Any, Any], loss: str, expected: dict[str, torch.Tensor], micro_batch: int
-) -> None:
+def test_spoiled_and_padding_rows_do_not_move_the_weights(steps, loss, expected, micro_batch):
     moved = steps[loss, micro_batch]["moved"]
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3
     for name, gradient in expected.items():
@@ -100,13 +98,13 @@ def test_spoiled_and_padding_rows_do_not_move_the_weights(
         )
 
 
-def test_its_metrics_are_numbers(steps: dict[Any, Any], loss: str) -> None:
+def test_its_metrics_are_numbers(steps, loss):
     metrics = steps[loss, 1]["metrics"]
     assert "actor/ppo_kl" in metrics
     assert all(np.isfinite(value).all() for value in metrics.values())
 
 
-def test_veRLs_own_loss_still_refuses_a_micro_batch_without_a_token() -> None:
+def test_veRLs_own_loss_still_refuses_a_micro_batch_without_a_token():
     row = torch.zeros(1, 3)
     config = OmegaConf.create({"policy_loss": {"rollout_correction": {"loss_type": "reinforce"}}})
     arguments = (row, row, row, torch.zeros(1, 3, dtype=torch.bool), "token-mean", config)

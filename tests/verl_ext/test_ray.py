@@ -3,12 +3,10 @@
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 import ray
 import transfer_queue as tq
-from omegaconf import DictConfig
 from verl.single_controller.ray import ResourcePoolManager
 
 from drzero.recipe.compose import compose_stage, resolve
@@ -19,12 +17,12 @@ pytestmark = pytest.mark.slow("starts Ray and eight storage units")
 
 
 @pytest.fixture(scope="module")
-def config() -> DictConfig:
+def config():
     return resolve(compose_stage("solver", ["hardware=8xh100"]))
 
 
 @pytest.fixture(scope="module")
-def cluster(config: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def cluster(config, tmp_path_factory):
     """Ray and the transfer queue with the trainer's environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in recorder_env(tmp_path_factory.mktemp("recorder")).items():
@@ -44,7 +42,7 @@ def cluster(config: DictConfig, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.mark.timeout(300)
-def test_verl_gets_its_placement_group_and_a_few_cpus_are_left(cluster: None, config: DictConfig) -> None:
+def test_verl_gets_its_placement_group_and_a_few_cpus_are_left(cluster, config):
     """With fewer CPUs veRL would wait here forever. With many more, Ray would start needless workers."""
     trainer = config.trainer
     pools = ResourcePoolManager({"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}, mapping={})
@@ -65,7 +63,7 @@ class Server:
             return dict(zip(names, scheduler.map(os.getenv, names), strict=True))
 
 
-def test_an_engines_schedulers_do_not_record(cluster: None) -> None:
+def test_an_engines_schedulers_do_not_record(cluster):
     names = ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
     rank, engine = (
         # As in SGLangReplica.launch_servers.

@@ -3,12 +3,11 @@
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Peer, StartPeer
+from conftest import Peer
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -54,12 +53,12 @@ def answer(text: str) -> str:
 
 
 @pytest.fixture
-def retrieval(start_peer: StartPeer) -> Peer:
+def retrieval(start_peer):
     return start_peer("/retrieve", library)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Any:
+def tokenizer(tiny_model):
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
@@ -67,7 +66,7 @@ Score = Callable[..., tuple[dict[str, Any], Peer]]
 
 
 @pytest.fixture
-def score(start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: Any) -> Score:
+def score(start_peer, retrieval, tiny_model, tokenizer):
     """Score a trajectory with a solver that gives these replies. Returns the score and the solver."""
 
     def run(made: Trajectory, *replies: str | int, hop: int = 2, **changes: Any) -> tuple[Any, Peer]:
@@ -93,7 +92,7 @@ def score(start_peer: StartPeer, retrieval: Peer, tiny_model: Path, tokenizer: A
     return run
 
 
-def test_one_right_attempt_of_four_gives_full_difficulty(score: Score) -> None:
+def test_one_right_attempt_of_four_gives_full_difficulty(score):
     got, _ = score(GOOD, answer("the Ember sea!"), answer("North Sea"), answer("Vell"), "no idea")
     # Difficulty (4 - 1) / (4 - 1); format (1 + 2/2 turns think + tool min(2/2, 1) + answer 1) / 4, halved.
     assert (got["k"], got["n"], got["difficulty"], got["format"]) == (1, 4, 1.0, 1.0)
@@ -101,16 +100,14 @@ def test_one_right_attempt_of_four_gives_full_difficulty(score: Score) -> None:
     assert got["valid"] and got["integrity"] and got["reason_invalid"] is None
 
 
-def test_a_question_that_fails_the_hop_check_is_not_attempted(score: Score) -> None:
+def test_a_question_that_fails_the_hop_check_is_not_attempted(score):
     got, solver = score(Trajectory((Turn(ASKED),)), answer("Ember Sea"), hop_check=True)
     assert (got["valid"], got["k"], got["difficulty"], got["attempts_finished"]) == (True, None, 0.0, 0)
     assert "take 1" in got["hop_fault"] and solver.requests == []
 
 
 @pytest.mark.parametrize(("read", "attempted"), [("Ember Sea", 4), ("North Sea", 0)], ids=["same", "other"])
-def test_the_open_book_is_read_first_and_may_refuse(
-    score: Score, tokenizer: Any, read: str, attempted: int
-) -> None:
+def test_the_open_book_is_read_first_and_may_refuse(score, tokenizer, read, attempted):
     got, solver = score(GOOD, answer(read), answer("Vell"), open_book_check=True)
     assert (got["valid"], got["attempts_finished"], got["k"]) == (True, attempted, 0 if attempted else None)
     refused = "open_book: from what the challenger read, the solver answers 'North Sea'"
@@ -120,12 +117,12 @@ def test_the_open_book_is_read_first_and_may_refuse(
     assert [request["temperature"] for request in solver.requests] == [0.0] + [1.0] * attempted
 
 
-def test_an_unread_open_book_makes_the_sample_invalid(score: Score) -> None:
+def test_an_unread_open_book_makes_the_sample_invalid(score):
     got, _ = score(GOOD, 503, retries=0, open_book_check=True)
     assert (got["valid"], got["refused"]) == (False, None) and "HTTP 503" in got["reason_invalid"]
 
 
-def test_the_solver_searches_and_everything_is_counted(score: Score, retrieval: Peer) -> None:
+def test_the_solver_searches_and_everything_is_counted(score, retrieval):
     got, _ = score(GOOD, *[render_tool_call(["Vell"])] * 4, answer("Ember Sea"), concurrency=4)
     attempts = json.loads(got["attempts"])
     assert [attempt["right"] for attempt in attempts] == [True] * 4
@@ -135,7 +132,7 @@ def test_the_solver_searches_and_everything_is_counted(score: Score, retrieval: 
     assert "Ember Sea" in attempts[0]["trajectory"]["turns"][0]["calls"][0]["response"]
 
 
-def test_one_failed_attempt_makes_the_sample_invalid(score: Score) -> None:
+def test_one_failed_attempt_makes_the_sample_invalid(score):
     got, _ = score(GOOD, answer("Ember Sea"), *[500] * 5, answer("x"), concurrency=1)
     assert (got["valid"], got["score"], got["k"]) == (False, 0.0, None)
     assert (got["attempts_finished"], got["attempts_failed"]) == (3, 1)
@@ -151,7 +148,7 @@ def test_one_failed_attempt_makes_the_sample_invalid(score: Score) -> None:
     ],
     ids=["gives itself away", "nothing asked", "spoiled by a failed search"],
 )
-def test_a_question_without_integrity_costs_no_attempt(score: Score, made: Trajectory, valid: bool) -> None:
+def test_a_question_without_integrity_costs_no_attempt(score, made, valid):
     got, solver = score(made, answer("x"))
     assert (got["score"], got["valid"], got["attempts_finished"], solver.requests) == (0.0, valid, 0, [])
 
@@ -164,15 +161,13 @@ def solved(*turns: Turn) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("text", "expected"), [(answer("The Ember Sea."), 1.0), (answer("Vell"), 0.0), ("Ember Sea", 0.0)]
 )
-def test_a_solver_is_scored_by_exact_match(text: str, expected: float) -> None:
+def test_a_solver_is_scored_by_exact_match(text, expected):
     got = solved(Turn(text))
     assert (got["score"], got["filter_score"], got["valid"]) == (expected, expected, True)
 
 
 @pytest.mark.parametrize(("source", "score"), [("search_zero", 0.0), ("searchR1_nq", 1.0)])
-def test_synthesized_pairs_compare_numbers_and_benchmarks_keep_squads_rules(
-    source: str, score: float
-) -> None:
+def test_synthesized_pairs_compare_numbers_and_benchmarks_keep_squads_rules(source, score):
     said = {"trajectory": Trajectory((Turn("<answer>5</answer>"),)).to_dict()}
     scored = asyncio.run(solver_score(source, "", {"target": ["-5"]}, said))
     assert scored["score"] == score
@@ -180,7 +175,7 @@ def test_synthesized_pairs_compare_numbers_and_benchmarks_keep_squads_rules(
     assert open_book_fault("314", "3.14") and open_book_fault("1914.0", "1914") is None
 
 
-def test_a_solver_that_lost_a_search_is_not_scored_or_filtered() -> None:
+def test_a_solver_that_lost_a_search_is_not_scored_or_filtered():
     got = solved(Turn("c", (LOST,)), Turn(answer("Ember Sea")))
     assert (got["score"], got["valid"]) == (0.0, False)
     assert np.std([got["filter_score"]] * 5) != 0  # veRL drops a group where this is 0
@@ -191,12 +186,12 @@ def attempt(text: str | None, finished: bool = True) -> SolverAttempt:
 
 
 @given(st.lists(st.sampled_from(["ember sea", "The Ember Sea!", "north", None]), min_size=1, max_size=6))
-def test_attempts_that_match_the_challengers_answer_are_right(answers: list[str | None]) -> None:
+def test_attempts_that_match_the_challengers_answer_are_right(answers):
     right = right_attempts([attempt(text) for text in answers], "Ember Sea", len(answers))
     assert right == sum(text is not None and "mber" in text for text in answers)
 
 
-def test_right_attempts_are_not_counted_unless_all_finished() -> None:
+def test_right_attempts_are_not_counted_unless_all_finished():
     unfinished = [attempt("a"), attempt("a", finished=False)]
     for attempts in (unfinished, [attempt("a")], []):
         assert right_attempts(attempts, "a", 2) is None

@@ -3,7 +3,6 @@
 import asyncio
 import copy
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,12 +42,12 @@ VELL = render_tool_call(["Vell"])
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model: Path) -> Any:
+def tokenizer(tiny_model):
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
 @pytest.fixture
-def url(start_peer: StartPeer) -> str:
+def url(start_peer):
     """A search service that finds two passages for every query."""
     return start_peer("/retrieve", library).url
 
@@ -77,7 +76,7 @@ def trajectory(output: AgentLoopOutput) -> Trajectory:
     return Trajectory.from_dict(output.extra_fields["trajectory"])
 
 
-def test_a_search_is_a_turn_with_the_text_as_shown(tokenizer: Any, url: str) -> None:
+def test_a_search_is_a_turn_with_the_text_as_shown(tokenizer, url):
     output, engine = roll_out(tokenizer, url, VELL, FINAL)
     turn, last = trajectory(output).turns
     shown = format_passages(["Vell"], [[PASSAGE] * 2], 300)
@@ -91,19 +90,19 @@ def test_a_search_is_a_turn_with_the_text_as_shown(tokenizer: Any, url: str) -> 
     assert output.prompt_ids == prompt
 
 
-def test_an_engine_that_returns_no_token_loses_the_rollout(tokenizer: Any, url: str) -> None:
+def test_an_engine_that_returns_no_token_loses_the_rollout(tokenizer, url):
     with pytest.raises(RuntimeError, match="returned no token"):
         roll_out(tokenizer, url, FINAL, cap=0)
 
 
-def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer: Any) -> None:
+def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer):
     output, _ = roll_out(tokenizer, f"http://127.0.0.1:{unused_port()}", VELL, FINAL)
     (call,) = trajectory(output).failed_calls
     assert call.response == UNAVAILABLE and "ConnectError" in str(call.error)
     assert output.extra_fields["token_drift"] == 0
 
 
-def test_an_invalid_call_is_explained_and_not_searched(tokenizer: Any, start_peer: StartPeer) -> None:
+def test_an_invalid_call_is_explained_and_not_searched(tokenizer, start_peer):
     peer = start_peer("/retrieve", library)
     output, engine = roll_out(tokenizer, peer.url, "<tool_call>Vell</tool_call>", FINAL)
     (call,) = trajectory(output).calls
@@ -126,8 +125,8 @@ DRAFT = f"<think>maybe {VELL}</think>"
     ],
 )
 def test_a_call_in_the_thinking_is_not_searched_whoever_opened_it(
-    tokenizer: Any, start_peer: StartPeer, opens: str, turns: list[str], searches: int, think: float
-) -> None:
+    tokenizer, start_peer, opens, turns, searches, think
+):
     peer, own = start_peer("/retrieve", library), copy.deepcopy(tokenizer)
     own.chat_template += f"{{{{ {opens!r} if add_generation_prompt else '' }}}}"
     output, engine = roll_out(own, peer.url, *turns, cap=200)
@@ -139,7 +138,7 @@ def test_a_call_in_the_thinking_is_not_searched_whoever_opened_it(
     assert conversation.trajectory == found
 
 
-def test_a_turn_is_marked_if_its_cap_cut_it(tokenizer: Any, url: str) -> None:
+def test_a_turn_is_marked_if_its_cap_cut_it(tokenizer, url):
     output, engine = roll_out(tokenizer, url, FINAL, cap=5)
     assert engine.caps == [5] and trajectory(output).turns[0].truncated
     whole = len(tokenizer.encode(FINAL, add_special_tokens=False)) + 1
@@ -147,7 +146,7 @@ def test_a_turn_is_marked_if_its_cap_cut_it(tokenizer: Any, url: str) -> None:
     assert not trajectory(output).turns[0].truncated
 
 
-def test_the_cap_shrinks_to_the_room_left_in_the_response(tokenizer: Any, url: str) -> None:
+def test_the_cap_shrinks_to_the_room_left_in_the_response(tokenizer, url):
     output, engine = roll_out(tokenizer, url, VELL, FINAL, response_length=110)
     room = 110 - (len(engine.inputs[1]) - len(engine.inputs[0]))
     assert engine.caps == [100, room]
@@ -155,7 +154,7 @@ def test_the_cap_shrinks_to_the_room_left_in_the_response(tokenizer: Any, url: s
     assert output.extra_fields["token_drift"] == 0
 
 
-def test_calls_beyond_the_limit_of_a_turn_stay_unanswered(tokenizer: Any, start_peer: StartPeer) -> None:
+def test_calls_beyond_the_limit_of_a_turn_stay_unanswered(tokenizer, start_peer):
     peer = start_peer("/retrieve", library)
     many = VELL * (MAX_CALLS_PER_TURN + 1)
     output, _ = roll_out(tokenizer, peer.url, many, FINAL, response_length=1500, cap=600)
@@ -197,7 +196,7 @@ def converse(
     return asyncio.run(run()), model
 
 
-def test_refused_queries_are_an_invalid_call_for_both(tokenizer: Any, start_peer: StartPeer) -> None:
+def test_refused_queries_are_an_invalid_call_for_both(tokenizer, start_peer):
     url = start_peer("/retrieve", lambda _: 413).url
     output, engine = roll_out(tokenizer, url, VELL, FINAL)
     conversation, model = converse(tokenizer, start_peer, url, VELL, FINAL)
@@ -224,9 +223,7 @@ SCRIPTS: dict[str, tuple[list[str], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize(("turns", "limits"), SCRIPTS.values(), ids=SCRIPTS)
-def test_one_script_is_one_conversation_in_rollout_and_agent(
-    tokenizer: Any, start_peer: StartPeer, url: str, turns: list[str], limits: dict[str, int]
-) -> None:
+def test_one_script_is_one_conversation_in_rollout_and_agent(tokenizer, start_peer, url, turns, limits):
     output, engine = roll_out(tokenizer, url, *turns, **limits)
     conversation, model = converse(tokenizer, start_peer, url, *turns, **limits)
     assert conversation.finished
@@ -256,7 +253,7 @@ def extract(tokenizer: Any, ids: list[int]) -> list[Any]:
 
 @given(text=TEXTS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_parser_finds_the_methods_calls(tokenizer: Any, text: str) -> None:
+def test_the_parser_finds_the_methods_calls(tokenizer, text):
     ids = tokenizer.encode(text, add_special_tokens=False)
     expected = parse_tool_calls(tokenizer.decode(ids, skip_special_tokens=True))
     found = extract(tokenizer, ids)
@@ -267,7 +264,7 @@ def test_the_parser_finds_the_methods_calls(tokenizer: Any, text: str) -> None:
 
 @given(ids=st.lists(st.integers(0, 49_151), max_size=30))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_parser_accepts_any_ids(tokenizer: Any, ids: list[int]) -> None:
+def test_the_parser_accepts_any_ids(tokenizer, ids):
     extract(tokenizer, ids)
 
 
@@ -302,9 +299,7 @@ PLAYED = [
 
 
 @pytest.mark.parametrize("turns", PLAYED)
-def test_the_search_environment_plays_the_ids_of_the_search_loop(
-    tokenizer: Any, url: str, turns: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_environment_plays_the_ids_of_the_search_loop(tokenizer, url, turns, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "PROMPT", solver_messages("Ask.", "short", 5))
     output, loop_engine = roll_out(tokenizer, url, *turns)
     played, engine = as_environment(tokenizer, url, *turns)
@@ -315,7 +310,7 @@ def test_the_search_environment_plays_the_ids_of_the_search_loop(
     assert played.score.reward == solver_reward(trajectory(output), ["Vell"]).score
 
 
-def test_an_unanswered_search_spoils_the_environments_episode(tokenizer: Any) -> None:
+def test_an_unanswered_search_spoils_the_environments_episode(tokenizer):
     played, _ = as_environment(tokenizer, f"http://127.0.0.1:{unused_port()}", VELL, FINAL)
     assert played.score is None
     assert played.fault is not None and "Episode.respond raised SearchUnavailable" in played.fault

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from conftest import StartPeer, unused_port
+from conftest import unused_port
 from scripted_search import serving
 
 from search.client import SearchRequestError
@@ -40,7 +40,7 @@ def search(url: str, queries: list[str], deadline_s: float = 30.0) -> tuple[str 
     return asyncio.run(run())
 
 
-def test_a_response_has_all_passages_within_the_limit(start_peer: StartPeer) -> None:
+def test_a_response_has_all_passages_within_the_limit(start_peer):
     peer = start_peer("/retrieve", library)
     text, outcome = search(peer.url, ["one", "two"])
     assert text == format_passages(["one", "two"], [[PASSAGE] * 2] * 2, LIMIT)
@@ -49,7 +49,7 @@ def test_a_response_has_all_passages_within_the_limit(start_peer: StartPeer) -> 
     assert peer.requests == [{"queries": ["one", "two"], "topk": 2, "return_scores": False}]
 
 
-def test_a_service_that_is_down_or_keeps_failing_is_marked_as_failed(start_peer: StartPeer) -> None:
+def test_a_service_that_is_down_or_keeps_failing_is_marked_as_failed(start_peer):
     failing = start_peer("/retrieve", lambda _: 503).url
     for url, cause in ((f"http://127.0.0.1:{unused_port()}", "ConnectError"), (failing, "503")):
         text, outcome = search(url, ["one"], deadline_s=0.5)
@@ -57,7 +57,7 @@ def test_a_service_that_is_down_or_keeps_failing_is_marked_as_failed(start_peer:
         assert outcome["failed"] and cause in outcome["error"]
 
 
-def test_a_busy_service_that_recovers_in_time_is_no_failure() -> None:
+def test_a_busy_service_that_recovers_in_time_is_no_failure():
     busy_twice = [(503, {"detail": "the queue is full"})] * 2
     with serving(*busy_twice, (200, library(ASKED)), retry_after="1") as busy:
         text, outcome = search(busy.url, ["one"], deadline_s=20)
@@ -69,20 +69,20 @@ def test_a_busy_service_that_recovers_in_time_is_no_failure() -> None:
 @pytest.mark.parametrize(
     ("status", "detail"), [(413, "the body is longer than 9 bytes"), (422, "too long - at `$.queries[...]`")]
 )
-def test_refused_queries_are_the_models_mistake(status: int, detail: str) -> None:
+def test_refused_queries_are_the_models_mistake(status, detail):
     with serving((status, {"detail": detail})) as strict:
         text, outcome = search(strict.url, ["one"])
     assert text == f"Error: {detail}"
     assert outcome == {"failed": False, "refused": True, "error": detail}
 
 
-def test_a_wrong_token_ends_the_run() -> None:
+def test_a_wrong_token_ends_the_run():
     refusal = (401, {"detail": "a bearer token is needed"})
     with serving(refusal) as closed, pytest.raises(SearchRequestError, match="HTTP 401: a bearer token is"):
         search(closed.url, ["one"])
 
 
-def test_the_model_is_shown_the_projects_own_schema() -> None:
+def test_the_model_is_shown_the_projects_own_schema():
     shown = tool_of("http://127.0.0.1:1").tool_schema.model_dump(exclude_unset=True, exclude_none=True)
     assert shown["function"]["name"] == SEARCH_TOOL_SCHEMA["function"]["name"]
     assert list(shown["function"]["parameters"]["properties"]) == ["query_list"]

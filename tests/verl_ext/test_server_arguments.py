@@ -29,12 +29,12 @@ from verl_ext.sglang.read_arguments import as_text, read_arguments
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_table_is_of_the_pinned_version_and_as_it_is_written() -> None:
+def test_the_table_is_of_the_pinned_version_and_as_it_is_written():
     assert yaml.safe_load(TABLE.read_text(encoding="utf-8"))["version"] == PINNED
     assert TABLE.read_text(encoding="utf-8") == as_text(sglang_arguments(), PINNED)
 
 
-def test_the_table_has_what_the_recipe_verl_and_our_hints_name() -> None:
+def test_the_table_has_what_the_recipe_verl_and_our_hints_name():
     names = {need.name for need in NEEDS if need.kind == "argument"}
     assert {*names, *SERVERS_OWN, *ROLLOUTS_OWN, *_OF_VLLM.values()} <= set(sglang_arguments())
     # Else they would be no hints.
@@ -58,12 +58,12 @@ def test_the_table_has_what_the_recipe_verl_and_our_hints_name() -> None:
         ("page_size", None, None),
     ],
 )
-def test_a_value_is_judged_by_kind_and_choices(name: str, value: Any, says: str | None) -> None:
+def test_a_value_is_judged_by_kind_and_choices(name, value, says):
     fault = sglang_arguments()[name].fault(value)
     assert fault is None if says is None else says in (fault or "")
 
 
-def test_arguments_become_words_and_nothing_for_what_is_off() -> None:
+def test_arguments_become_words_and_nothing_for_what_is_off():
     given = {
         **{"page_size": 16, "enable_mixed_chunk": True, "disable_radix_cache": False, "revision": None},
         **{"cuda_graph_bs": [1, 2], "lora_strict_loading": False, "fp8_gemm_runner_backend": "triton"},
@@ -98,7 +98,7 @@ class ServerArgs:
         parser.add_argument("--config", type=str)
 
 
-def test_arguments_are_read_from_the_options_of_server_args() -> None:
+def test_arguments_are_read_from_the_options_of_server_args():
     assert read_arguments(ServerArgs) == {
         "model_path": Argument("text"),
         "parser": Argument("text", choices=("auto", "x")),
@@ -110,7 +110,7 @@ def test_arguments_are_read_from_the_options_of_server_args() -> None:
     }
 
 
-def test_the_reference_engines_arguments_are_those_that_its_code_reads() -> None:
+def test_the_reference_engines_arguments_are_those_that_its_code_reads():
     def constants(file: str, function: str) -> set[str]:
         """The first arguments of a function's calls in a file."""
         calls = [
@@ -124,7 +124,7 @@ def test_the_reference_engines_arguments_are_those_that_its_code_reads() -> None
     assert constants("verl_ext/rollout/reference_rollout.py", "options.get") == set(REFERENCE_ROLLOUT)
 
 
-def test_they_reach_the_solvers_command_line_and_win_over_the_recipes_own() -> None:
+def test_they_reach_the_solvers_command_line_and_win_over_the_recipes_own():
     given = ["solver.server_args={attention_backend: triton, sleep_on_idle: false, page_size: 16}"]
     command = list(solver_spec(resolve(compose_stage("evaluate", ["hardware=8xh100", *given]))).command)
     assert command[command.index("--attention-backend") + 1] == "triton"
@@ -136,7 +136,7 @@ def test_they_reach_the_solvers_command_line_and_win_over_the_recipes_own() -> N
 
 
 @pytest.mark.parametrize(("hardware", "name"), [("8xh100", "sglang"), ("single_gpu", "reference")])
-def test_the_rollouts_join_the_keywords_that_verl_passes_to_its_engine(hardware: str, name: str) -> None:
+def test_the_rollouts_join_the_keywords_that_verl_passes_to_its_engine(hardware, name):
     config = compose_stage("solver", [f"hardware={hardware}", "rollout.server_args.threads=5"])
     passed = config.actor_rollout_ref.rollout.engine_kwargs[name]
     assert passed.threads == 5 and len(passed) > 1

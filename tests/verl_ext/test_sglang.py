@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from packaging.version import Version
@@ -21,14 +20,7 @@ from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.services import solver_spec
 from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.server_arguments import as_words, sglang_arguments
-from verl_ext.sglang.compat import (
-    CLIENT,
-    NEEDS,
-    PINNED,
-    ROLLOUT,
-    SERVER,
-    SOLVER_ARGUMENTS,
-)
+from verl_ext.sglang.compat import CLIENT, NEEDS, PINNED, ROLLOUT, SERVER, SOLVER_ARGUMENTS
 from verl_ext.sglang.source import Source
 
 # veRL imports these for features that no recipe uses: adapters served as such, delta checkpoints, metrics of
@@ -46,7 +38,7 @@ FOR_OLDER_VERSIONS = {"sglang.srt.entrypoints.http_server:_launch_subprocesses"}
 
 
 @pytest.fixture(scope="module")
-def gpu_config() -> Any:
+def gpu_config():
     return resolve(compose_stage("challenger", ["hardware=8xh100", "solver.port=8001"]))
 
 
@@ -89,17 +81,17 @@ def test_the_list_has_the_names_that_verl_imports() -> None:
     assert not {use.partition(":")[2] for use in uses} & {"get_ip", "maybe_set_triton_cache_manager"}
 
 
-def test_the_list_has_the_arguments_that_verl_passes(gpu_config: Any) -> None:
+def test_the_list_has_the_arguments_that_verl_passes(gpu_config):
     ours = gpu_config.actor_rollout_ref.rollout.engine_kwargs.sglang
     assert used_by(ROLLOUT, "argument") == verl_server_arguments() | set(ours)
 
 
-def test_idle_schedulers_leave_their_cores_to_the_update(gpu_config: Any) -> None:
+def test_idle_schedulers_leave_their_cores_to_the_update(gpu_config):
     assert gpu_config.actor_rollout_ref.rollout.engine_kwargs.sglang.sleep_on_idle is True
     assert "--sleep-on-idle" in solver_spec(gpu_config).command
 
 
-def test_verl_starts_its_server_with_the_platforms_environment() -> None:
+def test_verl_starts_its_server_with_the_platforms_environment():
     """So verl_ext/rollout/platforms.py keeps the trainer's recorder out of the engine."""
     environments = {
         ast.unparse(keyword.value)
@@ -112,7 +104,7 @@ def test_verl_starts_its_server_with_the_platforms_environment() -> None:
     assert any("**get_platform().rollout_env_vars()" in environment for environment in environments)
 
 
-def test_the_list_has_the_solvers_arguments_routes_and_metric(gpu_config: Any) -> None:
+def test_the_list_has_the_solvers_arguments_routes_and_metric(gpu_config):
     command = solver_spec(gpu_config).command
     assert set(as_words(SOLVER_ARGUMENTS, sglang_arguments())) <= set(command)
     flags = {word.removeprefix("--").replace("-", "_") for word in command if word.startswith("--")}
@@ -122,7 +114,7 @@ def test_the_list_has_the_solvers_arguments_routes_and_metric(gpu_config: Any) -
     assert routes == used_by(SERVER, "route") and set(spec.liveness.work) == used_by(SERVER, "metric")
 
 
-def test_the_list_has_the_fields_that_an_attempt_sends(start_peer: Any, tiny_model: Path) -> None:
+def test_the_list_has_the_fields_that_an_attempt_sends(start_peer, tiny_model):
     from transformers import AutoTokenizer
 
     peer = start_peer("/v1/completions", lambda _: {"choices": [{"text": "a", "finish_reason": "stop"}]})
@@ -144,7 +136,7 @@ def test_the_list_has_the_fields_that_an_attempt_sends(start_peer: Any, tiny_mod
     assert set(peer.requests[0]) == listed | {"return_token_ids"}
 
 
-def test_the_solver_gets_the_attention_kernels_of_verls_server() -> None:
+def test_the_solver_gets_the_attention_kernels_of_verls_server():
     """When veRL drops its rule, ours can go too."""
     (rule,) = {
         ast.unparse(node.test)
@@ -181,18 +173,18 @@ def package(folder: Path, files: dict[str, str]) -> Path:
         "\ufeffwanted = 1",
     ],
 )
-def test_a_name_is_found_in_any_statement(tmp_path: Path, text: str) -> None:
+def test_a_name_is_found_in_any_statement(tmp_path, text):
     assert Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
 
 
 @pytest.mark.parametrize(
     "text", ["def f():\n    wanted = 1", "# wanted", "x = 'wanted'", "import wanted_too"]
 )
-def test_a_missing_name_is_not_found(tmp_path: Path, text: str) -> None:
+def test_a_missing_name_is_not_found(tmp_path, text):
     assert not Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
 
 
-def test_a_name_is_followed_through_star_imports_and_classes(tmp_path: Path) -> None:
+def test_a_name_is_followed_through_star_imports_and_classes(tmp_path):
     modules = {
         "srt/utils/common": "class Thing:\n    tags: list = None\n    def run(self): ...",
         "srt/utils/__init__": "from sglang.srt.utils.common import *",
@@ -213,12 +205,12 @@ def test_a_name_is_followed_through_star_imports_and_classes(tmp_path: Path) -> 
         {"srt/server_args": "", "srt/arg_groups/fields/parallel": "class Fields:\n    tp_size: int = 1"},
     ],
 )
-def test_an_argument_is_found_in_every_way_to_declare_it(tmp_path: Path, files: dict[str, str]) -> None:
+def test_an_argument_is_found_in_every_way_to_declare_it(tmp_path, files):
     source = Source(package(tmp_path, files))
     assert source.argument("tp_size") and not source.argument("dp_size")
 
 
-def test_an_installed_sglang_is_refused_in_one_line_and_never_imported(tmp_path: Path) -> None:
+def test_an_installed_sglang_is_refused_in_one_line_and_never_imported(tmp_path):
     modules = {"__init__": "raise RuntimeError('imported')", "srt/server_args": "class ServerArgs: ..."}
     package(tmp_path, modules)
     metadata = tmp_path / "sglang-0.5.12.dist-info" / "METADATA"
@@ -238,6 +230,6 @@ def run(environment: Mapping[str, str], *arguments: str) -> subprocess.Completed
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_the_list_is_read_without_sglang_verl_or_torch() -> None:
+def test_the_list_is_read_without_sglang_verl_or_torch():
     script = "import sys, verl_ext.sglang.compat; print({'sglang', 'verl', 'torch'} & set(sys.modules))"
     assert run(os.environ, "-c", script).stdout == "set()\n"

@@ -1,7 +1,6 @@
 """Configs, commands and refusals of SGLang on a CPU, without SGLang. tests/rehearsal/ runs it."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ def composed(stage: str, *overrides: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def challenger() -> Any:
+def challenger():
     """With two ranks."""
     return composed("challenger", "hardware=cpu", "rollout=sglang", "machine.gpus=2")
 
@@ -38,18 +37,18 @@ def challenger() -> Any:
         (["hardware=8xh100", "rollout=reference"], "reference"),
     ],
 )
-def test_the_hardware_picks_the_engine_unless_it_is_chosen(overrides: Sequence[str], engine: str) -> None:
+def test_the_hardware_picks_the_engine_unless_it_is_chosen(overrides, engine):
     assert composed("evaluate", *overrides).solver.engine == engine
 
 
-def test_one_group_picks_the_engine_of_rollouts_and_solver(challenger: Any) -> None:
+def test_one_group_picks_the_engine_of_rollouts_and_solver(challenger):
     rollout = challenger.actor_rollout_ref.rollout
     assert rollout.name == challenger.solver.engine == "sglang" and rollout.free_cache_engine
     # Two ranks are two devices for Ray.
     assert challenger.ray_kwargs.ray_init.num_gpus == challenger.trainer.n_gpus_per_node == 2
 
 
-def test_the_solvers_server_gets_the_rollout_engines_arguments(challenger: Any) -> None:
+def test_the_solvers_server_gets_the_rollout_engines_arguments(challenger):
     given = challenger.actor_rollout_ref.rollout.engine_kwargs.sglang
     spec = solver_spec(challenger)
     command = list(spec.command)
@@ -63,18 +62,18 @@ def test_the_solvers_server_gets_the_rollout_engines_arguments(challenger: Any) 
     assert spec.env["OMP_NUM_THREADS"] == str(challenger.solver.threads)
 
 
-def test_on_a_gpu_none_of_it_is_set() -> None:
+def test_on_a_gpu_none_of_it_is_set():
     spec = solver_spec(composed("evaluate", "hardware=8xh100"))
     assert "torch_native" not in spec.command and not any(name.startswith("SGLANG") for name in spec.env)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 5])
-def test_each_rank_of_an_engine_has_a_core(tp: int) -> None:
+def test_each_rank_of_an_engine_has_a_core(tp):
     assert environment(tp)["SGLANG_CPU_OMP_THREADS_BIND"].count("|") == tp - 1
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packages(tmp_path, monkeypatch):
     """A folder of packages in front of the installed ones."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
@@ -89,23 +88,21 @@ def install(folder: Path, name: str, version: str) -> None:
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
 
 
-def test_another_sglang_version_is_refused(packages: Path) -> None:
+def test_another_sglang_version_is_refused(packages):
     install(packages, "sglang", "0.5.11")
     reason = refusal_on_cpu() or ""
     assert PINNED in reason and "0.5.11 is installed" in reason
 
 
 @pytest.mark.parametrize("kernels", [False, True], ids=["no kernels", "CUDA kernels"])
-def test_an_environment_for_cuda_is_refused(packages: Path, kernels: bool) -> None:
+def test_an_environment_for_cuda_is_refused(packages, kernels):
     install(packages, "sglang", PINNED)
     if kernels:
         install(packages, "sgl_kernel", "0.4.3")
     assert "no stand-in for SGLang's kernels" in (refusal_on_cpu() or "")
 
 
-def test_an_incomplete_sglang_and_another_processor_are_refused(
-    packages: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_incomplete_sglang_and_another_processor_are_refused(packages, monkeypatch):
     install(packages, "sglang", PINNED)
     (packages / "sglang" / "srt").mkdir()
     (packages / "sglang" / "srt" / "server_args.py").write_text("")
@@ -115,14 +112,14 @@ def test_an_incomplete_sglang_and_another_processor_are_refused(
     assert "on aarch64" in (refusal_on_cpu() or "")
 
 
-def test_preflight_refuses_it_in_one_line(packages: Path) -> None:
+def test_preflight_refuses_it_in_one_line(packages):
     install(packages, "sglang", "0.5.11")
     config = compose_stage("evaluate", ["hardware=cpu", "rollout=sglang"])
     found = [each for each in preflight(config, "evaluate", starting=True).errors if "SGLang" in each.why]
     assert len(found) == 1 and "rollout=reference" in str(found[0])
 
 
-def test_the_rehearsals_requirements_repeat_a_pin_only_for_verifiers() -> None:
+def test_the_rehearsals_requirements_repeat_a_pin_only_for_verifiers():
     lines = (ROOT / "requirements-sglang-cpu.txt").read_text().splitlines()
     listed = dict(line.split("==") for line in lines if not line.startswith("#"))
     assert listed["sglang"] == PINNED == GPU_PINS["sglang"]

@@ -76,12 +76,12 @@ BY_HAND = [
 
 
 @pytest.mark.parametrize(("group", "expected"), BY_HAND)
-def test_a_steps_metrics_are_as_computed_by_hand(group: str, expected: dict[str, float]) -> None:
+def test_a_steps_metrics_are_as_computed_by_hand(group, expected):
     metrics = all_metrics(STEP)
     assert {name: metrics[f"drzero/{group}/{name}"] for name in expected} == pytest.approx(expected)
 
 
-def test_a_question_kept_from_the_solver_is_in_no_share_of_solved_ones() -> None:
+def test_a_question_kept_from_the_solver_is_in_no_share_of_solved_ones():
     unasked = row(2, k=0, score=0.5)
     unasked.reward.update(k=None)
     with_it, without = all_metrics([*STEP, unasked]), all_metrics(STEP)
@@ -89,7 +89,7 @@ def test_a_question_kept_from_the_solver_is_in_no_share_of_solved_ones() -> None
     assert with_it["drzero/questions/hops_hold_share"] == pytest.approx(1 / 3)
 
 
-def test_a_one_hop_step_has_no_share_of_searches_for_more_hops() -> None:
+def test_a_one_hop_step_has_no_share_of_searches_for_more_hops():
     metrics = all_metrics([row(1, k=1, score=0.5), row(1, k=0, score=0.5)])
     assert metrics["drzero/rollout/rows_multi_hop"] == 0
     assert "drzero/rollout/searched_share_multi_hop" not in metrics
@@ -99,7 +99,7 @@ ROWS = st.builds(row, st.integers(1, 4), k=st.none() | st.integers(0, 2), score=
 
 
 @given(st.lists(ROWS, min_size=1, max_size=6), st.lists(ROWS, max_size=4), st.randoms(use_true_random=False))
-def test_padding_rows_influence_nothing(good: list[StepRow], others: list[StepRow], rng: Any) -> None:
+def test_padding_rows_influence_nothing(good, others, rng):
     padding = [row(r.hop, FAILED, k=r.reward["k"], score=9.0, padding=True, drift=1) for r in others]
     mixed = [*good, *padding]
     rng.shuffle(mixed)
@@ -107,7 +107,7 @@ def test_padding_rows_influence_nothing(good: list[StepRow], others: list[StepRo
 
 
 @given(st.lists(ROWS, min_size=1, max_size=6), st.integers(1, 4), st.randoms(use_true_random=False))
-def test_invalid_rows_influence_only_the_failures(good: list[StepRow], bad: int, rng: Any) -> None:
+def test_invalid_rows_influence_only_the_failures(good, bad, rng):
     mixed = [*good, *(row(2, FAILED, score=9.0, valid=False, truncated=True) for _ in range(bad))]
     rng.shuffle(mixed)
     with_bad, without = all_metrics(mixed, 10), all_metrics(good, 10)
@@ -118,7 +118,7 @@ def test_invalid_rows_influence_only_the_failures(good: list[StepRow], bad: int,
     assert with_bad["drzero/failures/share"] == (10 - len(good)) / 10
 
 
-def test_drift_is_counted_in_invalid_rows_too() -> None:
+def test_drift_is_counted_in_invalid_rows_too():
     metrics = rollout_metrics([*STEP, row(1, valid=False, drift=1)], 8)
     assert metrics["drzero/rollout/token_drift_rate"] == pytest.approx(1 / 5)
 
@@ -139,7 +139,7 @@ ANSWERS = [
 ]
 
 
-def test_a_solvers_metrics_are_as_computed_by_hand() -> None:
+def test_a_solvers_metrics_are_as_computed_by_hand():
     expected = {"em": 0.6, "f1": 0.8, "answered_share": 0.8, "groups_with_variance": 0.5}
     expected |= {"em_hop_1": 0.5, "em_hop_2": 2 / 3}
     metrics = solver_metrics(ANSWERS)
@@ -147,25 +147,25 @@ def test_a_solvers_metrics_are_as_computed_by_hand() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([0.0, 1.0]), st.booleans()), max_size=9))
-def test_a_solvers_metrics_are_shares_and_invalid_rows_influence_none(rows: Any) -> None:
+def test_a_solvers_metrics_are_shares_and_invalid_rows_influence_none(rows):
     made = [answer(prompt, score, valid=valid) for prompt, score, valid in rows]
     metrics = solver_metrics(made)
     assert all(0 <= value <= 1 for value in metrics.values())
     assert metrics == solver_metrics([row for row in made if row.counts])
 
 
-def test_a_validation_without_hops_has_no_metrics_by_hop() -> None:
+def test_a_validation_without_hops_has_no_metrics_by_hop():
     infos = {"score": [1.0, 0.0], "f1": [1.0, 0.0], "valid": [True, True], "hop": [0, 0]}
     names = {f"drzero/val/{name}" for name in ("em", "f1", "rows", "failed")}
     assert set(validation_metrics(infos, 2)) == names
 
 
 @pytest.mark.parametrize("infos", [{}, {"score": [0.0], "f1": [0.0], "valid": [False], "hop": [1]}])
-def test_a_validation_of_failures_alone_has_no_score(infos: dict[str, list[Any]]) -> None:
+def test_a_validation_of_failures_alone_has_no_score(infos):
     assert validation_metrics(infos, 3) == {"drzero/val/rows": 0, "drzero/val/failed": 3}
 
 
-def test_a_validation_and_a_step_are_each_one_line() -> None:
+def test_a_validation_and_a_step_are_each_one_line():
     line = validation_line({"drzero/val/em": 0.25, "drzero/val/rows": 40.0, "drzero/val/failed": 1.0}, 6)
     assert line == "validation after step 6: exact match 0.25, questions 40, failed 1"
     line = progress_line({"drzero/reward/score": 0.5, "timing_s/step": 12.0}, 2, 6)

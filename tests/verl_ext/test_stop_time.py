@@ -2,7 +2,6 @@
 
 import math
 import time
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ from verl_ext.stop_time import (
 
 
 @pytest.mark.parametrize("text", [None, "", " "])
-def test_an_unset_variable_is_no_stop_time(monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+def test_an_unset_variable_is_no_stop_time(monkeypatch, text):
     monkeypatch.delenv(STOP_VARIABLE, raising=False)
     if text is not None:
         monkeypatch.setenv(STOP_VARIABLE, text)
@@ -35,9 +34,7 @@ def test_an_unset_variable_is_no_stop_time(monkeypatch: pytest.MonkeyPatch, text
 
 
 @pytest.mark.parametrize("text", ["tomorrow", "nan", "inf", "2026-01-01", "1e999"])
-def test_a_bad_stop_time_is_refused_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str
-) -> None:
+def test_a_bad_stop_time_is_refused_before_anything_starts(monkeypatch, capsys, text):
     monkeypatch.setenv(STOP_VARIABLE, text)
     with pytest.raises(BadStopTime):
         stop_time()
@@ -50,9 +47,7 @@ STAGES += ["demo", "demo-data", "smoke"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_past_stop_time_ends_a_stage_at_once_with_75(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, stage: str
-) -> None:
+def test_a_past_stop_time_ends_a_stage_at_once_with_75(monkeypatch, capsys, tmp_path, stage):
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() - 5))
     places = [f"paths.{kind}={tmp_path / kind}" for kind in ("corpus", "checkpoints")]
     assert main([stage, *places]) == 75
@@ -62,12 +57,12 @@ def test_a_past_stop_time_ends_a_stage_at_once_with_75(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_command_that_only_reads_is_not_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_command_that_only_reads_is_not_stopped(monkeypatch, tmp_path):
     monkeypatch.setenv(STOP_VARIABLE, "1")
     assert main(["diagnose", str(tmp_path / "none")]) == 2
 
 
-def test_a_stage_without_enough_time_reports_its_need(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_without_enough_time_reports_its_need(monkeypatch):
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 100))
     require_time("the export", 60)
     with pytest.raises(OutOfTime, match="the export takes 200 s at least; rerun with more time to resume"):
@@ -105,14 +100,14 @@ STEP, SAVE, VALIDATION = ("step", 20.0), ("save", 1.0), ("validation", 300.0)
     ],
     ids=["longest step and save", "parts are apart", "untimed save", "a validation", "untimed validation"],
 )
-def test_the_next_step_must_fit(parts: list[tuple[str, float]], validates: bool, needed: float) -> None:
+def test_the_next_step_must_fit(parts, validates, needed):
     pace = paced(*parts)
     assert pace.reason_to_stop(needed + CLOSING_S, validates=validates) is None
     assert pace.reason_to_stop(needed + CLOSING_S - 1, validates=validates)
     assert pace.reason_to_stop(math.inf, validates=validates) is None
 
 
-def test_the_reason_to_stop_names_the_times() -> None:
+def test_the_reason_to_stop_names_the_times():
     reason = paced(("step", 50), ("save", 9)).reason_to_stop(98, validates=False)
     assert reason == (
         "another step may take 60 s and its save 9 s, and the stop time (DRZERO_STOP_AT) is 98 s ahead"
@@ -120,7 +115,7 @@ def test_the_reason_to_stop_names_the_times() -> None:
 
 
 @pytest.mark.parametrize("collapsed", [False, True])
-def test_a_note_is_there_until_it_is_dropped(tmp_path: Path, collapsed: bool) -> None:
+def test_a_note_is_there_until_it_is_dropped(tmp_path, collapsed):
     note = Note(3, "the stop time was near", collapsed)
     write_note(tmp_path, note)
     assert [path.name for path in tmp_path.iterdir()] == [NOTE]

@@ -42,19 +42,16 @@ def play(prompt: list[int], turns: list[tuple[list[int], list[int]]], length: in
     return Rollout(list(prompt), context[len(prompt) :][:length], mask[:length], sampled)
 
 
-Turns = list[tuple[list[int], list[int]]]
 TURNS = st.lists(st.tuples(IDS, IDS), min_size=1, max_size=4)
 
 
 @given(IDS, TURNS, st.integers(1, 12))
-def test_a_rollout_that_only_grows_has_no_drift(prompt: list[int], turns: Turns, length: int) -> None:
+def test_a_rollout_that_only_grows_has_no_drift(prompt, turns, length):
     assert play(prompt, turns).drift() == play(prompt, turns, length).drift() == 0
 
 
 @given(IDS, TURNS, st.data())
-def test_a_trained_id_that_was_not_sampled_is_drift(
-    prompt: list[int], turns: Turns, data: st.DataObject
-) -> None:
+def test_a_trained_id_that_was_not_sampled_is_drift(prompt, turns, data):
     rollout = play(prompt, turns)
     place = data.draw(st.sampled_from([i for i, kept in enumerate(rollout.mask) if kept]))
     rollout.response[place] += 1
@@ -62,7 +59,7 @@ def test_a_trained_id_that_was_not_sampled_is_drift(
 
 
 @given(IDS, st.lists(st.tuples(IDS, IDS), min_size=2, max_size=4), st.data())
-def test_a_changed_id_in_a_later_input_is_drift(prompt: list[int], turns: Turns, data: st.DataObject) -> None:
+def test_a_changed_id_in_a_later_input_is_drift(prompt, turns, data):
     rollout = play(prompt, turns)
     turn = data.draw(st.integers(1, len(turns) - 1))
     known = len(rollout.sampled[turn - 1][0]) + len(rollout.sampled[turn - 1][1])
@@ -71,7 +68,7 @@ def test_a_changed_id_in_a_later_input_is_drift(prompt: list[int], turns: Turns,
 
 
 @given(IDS, TURNS, st.data())
-def test_training_on_a_tools_answer_is_drift(prompt: list[int], turns: Turns, data: st.DataObject) -> None:
+def test_training_on_a_tools_answer_is_drift(prompt, turns, data):
     rollout = play(prompt, turns)
     place = data.draw(st.sampled_from([i for i, kept in enumerate(rollout.mask) if not kept]))
     rollout.mask[place] = 1
@@ -88,7 +85,7 @@ SPOIL: dict[str, Callable[[Rollout], None]] = {
 
 
 @pytest.mark.parametrize("spoil", SPOIL.values(), ids=SPOIL)
-def test_a_row_with_other_samples_is_drift(spoil: Callable[[Rollout], None]) -> None:
+def test_a_row_with_other_samples_is_drift(spoil):
     rollout = play([1, 2], [([3], [4]), ([5], [])])
     spoil(rollout)
     assert rollout.drift() == 1

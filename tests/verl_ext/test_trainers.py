@@ -132,7 +132,7 @@ def by_hand(row: int) -> float:
     return (reward - mean) / (sum((r - mean) ** 2 for r in group) / len(group) + 1e-6) ** 0.5
 
 
-def test_hrpo_compares_rows_of_one_hop_count(queue: None) -> None:
+def test_hrpo_compares_rows_of_one_hop_count(queue):
     written = write_advantages("advantages", HrpoSync)
     for row, length in enumerate(LENGTHS):
         own = torch.full((length,), by_hand(row)) * written["loss_mask"][row]
@@ -150,7 +150,7 @@ def test_hrpo_compares_rows_of_one_hop_count(queue: None) -> None:
     assert metrics["drzero/hrpo/advantage_abs_mean"] == pytest.approx(sum(counted) / 6, abs=1e-5)
 
 
-def test_grpo_compares_answers_to_one_prompt(queue: None) -> None:
+def test_grpo_compares_answers_to_one_prompt(queue):
     """Rows 0, 2, 5 and 6 answer prompt a and count: rewards 0, 1, 0.5, 0.5, sample deviation sqrt(1/6)."""
     written = write_advantages("grpo", GrpoSync)
     deviation = (1 / 6) ** 0.5 + 1e-6
@@ -163,7 +163,7 @@ def test_grpo_compares_answers_to_one_prompt(queue: None) -> None:
     assert written["metrics"][0]["drzero/grpo/lone_groups"] == 2
 
 
-def test_rows_are_read_back_in_the_order_of_the_batch(queue: None) -> None:
+def test_rows_are_read_back_in_the_order_of_the_batch(queue):
     batch = put_step("rows")
     rows = read_rows(batch)
     assert [row.key for row in rows] == batch.keys
@@ -173,7 +173,7 @@ def test_rows_are_read_back_in_the_order_of_the_batch(queue: None) -> None:
     assert [row.counts for row in rows] == [valid and not padding for _, _, valid, padding in STEP]
 
 
-def test_a_step_with_many_failures_is_stopped_with_its_causes(queue: None) -> None:
+def test_a_step_with_many_failures_is_stopped_with_its_causes(queue):
     with pytest.raises(TooManyFailures) as stopped:
         trainer(batch_size=10)._compute_advantage(put_step("many"), {})
     message = str(stopped.value)
@@ -182,13 +182,13 @@ def test_a_step_with_many_failures_is_stopped_with_its_causes(queue: None) -> No
     assert "1 are invalid, the first because: ['down']" in message
 
 
-def test_a_step_without_a_row_that_counts_is_stopped(queue: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_a_row_that_counts_is_stopped(queue, monkeypatch):
     monkeypatch.setattr("test_trainers.STEP", [(1, 9.0, False, False)] * 8)
     with pytest.raises(TooManyFailures, match="step 3: no rollout is left to learn from"):
         trainer(limit=1.0)._compute_advantage(put_step("none"), {})
 
 
-def test_hop_counts_can_share_an_update_equally(queue: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hop_counts_can_share_an_update_equally(queue, monkeypatch):
     """One question of one hop, two of two hops."""
     hops, rewards = (1, 2, 1, 2, 2, 2, 2, 1), (0, 0, 1, 1, 0, 1, 1, 1)
     step = [(hop, float(reward), True, False) for hop, reward in zip(hops, rewards, strict=True)]
@@ -205,7 +205,7 @@ def test_hop_counts_can_share_an_update_equally(queue: None, monkeypatch: pytest
     assert one > 0
 
 
-def test_log_probs_leave_out_tool_tokens_and_rows_that_do_not_count(queue: None) -> None:
+def test_log_probs_leave_out_tool_tokens_and_rows_that_do_not_count(queue):
     batch = put_step("log-probs")
     read = read_log_probs(batch, read_rows(batch))
     assert read[3] == [-1.0, -3.0, -4.0]  # the second token is the tool's
@@ -213,7 +213,7 @@ def test_log_probs_leave_out_tool_tokens_and_rows_that_do_not_count(queue: None)
     assert [len(values) for values in read] == [3, 1, 2, 3, 0, 3, 1, 0]
 
 
-def test_a_dump_has_every_real_row_and_no_partial_file(queue: None, tmp_path: Path) -> None:
+def test_a_dump_has_every_real_row_and_no_partial_file(queue, tmp_path):
     stepped = trainer()
     stepped.config.trainer.rollout_data_dir = str(tmp_path)
     stepped._compute_advantage(put_step("dump"), {})
@@ -243,7 +243,7 @@ def validate(infos: dict[str, list[Any]], expected: int = 4, limit: float = 0.5)
     )
 
 
-def test_validation_counts_spoiled_rows_apart() -> None:
+def test_validation_counts_spoiled_rows_apart():
     metrics = validate(VALIDATED)
     assert metrics["drzero/val/em"] == metrics["val-core/search_zero/reward/mean@1"] == 0.5
     assert (metrics["drzero/val/f1"], metrics["val-aux/search_zero/f1/mean@1"]) == (0.75, 0.75)
@@ -251,7 +251,7 @@ def test_validation_counts_spoiled_rows_apart() -> None:
     assert (metrics["drzero/val/em_hop_1"], metrics["drzero/val/em_hop_2"]) == (1.0, 0.0)
 
 
-def test_a_validation_with_many_failures_is_stopped_with_its_causes() -> None:
+def test_a_validation_with_many_failures_is_stopped_with_its_causes():
     with pytest.raises(TooManyFailures) as stopped:
         validate(VALIDATED, limit=0.25)
     message = str(stopped.value)
@@ -261,7 +261,7 @@ def test_a_validation_with_many_failures_is_stopped_with_its_causes() -> None:
 
 
 @pytest.mark.parametrize("kind", [HrpoSync, GrpoSync])
-def test_kl_in_the_reward_is_refused(kind: type[GroupRelativeTrainer]) -> None:
+def test_kl_in_the_reward_is_refused(kind):
     with pytest.raises(ValueError, match="use_kl_in_reward=false"):
         kind(OmegaConf.create({"algorithm": {"use_kl_in_reward": True}}))
 
@@ -311,18 +311,17 @@ class Timed(GroupRelativeTrainer, Rehearsed):
 
 
 Stop = tuple[int, float]
-Rehearse = Callable[..., tuple[Timed, list[dict[str, Any]]]]
 
 
 @pytest.fixture(scope="module")
-def composed() -> DictConfig:
+def composed():
     """A solver's config. Composing takes a second."""
     overrides = ["hardware=cpu", "trainer.logger=[file]", "trainer.val_before_train=false"]
     return resolve(compose_plain("solver", overrides))
 
 
 @pytest.fixture
-def rehearse(queue: None, composed: DictConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearse:
+def rehearse(queue, composed, tmp_path, monkeypatch):
     """Run veRL's loop to its end. Returns the trainer and its logged lines."""
     monkeypatch.delenv(STOP_VARIABLE, raising=False)
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
@@ -354,7 +353,7 @@ def phases(folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("freq", [1, 2, 10, -1])
-def test_a_run_out_of_time_saves_and_logs_a_last_step(rehearse: Rehearse, tmp_path: Path, freq: int) -> None:
+def test_a_run_out_of_time_saves_and_logs_a_last_step(rehearse, tmp_path, freq):
     _, logged = rehearse(f"trainer.save_freq={freq}", "trainer.test_freq=-1", stop=(2, 20))
     assert [line["step"] for line in logged] == [1, 2]
     assert saved_step(tmp_path) == 2 and is_whole(step_folder(tmp_path, 2))
@@ -367,19 +366,19 @@ def test_a_run_out_of_time_saves_and_logs_a_last_step(rehearse: Rehearse, tmp_pa
     assert last == f"checkpoint of step 2: {step_folder(tmp_path, 2)}"
 
 
-def test_a_run_with_enough_time_ends_normally(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_a_run_with_enough_time_ends_normally(rehearse, tmp_path):
     _, logged = rehearse(stop=(1, 3600))
     assert [line["step"] for line in logged] == [1, 2, 3]
     assert saved_step(tmp_path) == 3 and read_note(tmp_path) is None
 
 
-def test_a_run_in_its_last_step_is_not_out_of_time(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_a_run_in_its_last_step_is_not_out_of_time(rehearse, tmp_path):
     trainer, _ = rehearse("trainer.test_freq=3", stop=(3, -5))
     assert saved_step(tmp_path) == 3 and trainer.validated[-1] == 3
     assert read_note(tmp_path) is None and phases(tmp_path)[-1] == (3, "done")
 
 
-def test_a_late_validation_is_left_to_the_next_start(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_a_late_validation_is_left_to_the_next_start(rehearse, tmp_path):
     trainer, logged = rehearse("trainer.test_freq=1", "trainer.val_before_train=true", stop=(2, 20))
     assert trainer.validated == [0, 1]
     assert ["drzero/val/em" in line["data"] for line in logged] == [True, True, False]
@@ -387,7 +386,7 @@ def test_a_late_validation_is_left_to_the_next_start(rehearse: Rehearse, tmp_pat
 
 
 @pytest.mark.parametrize("saved", [0, 2])
-def test_no_step_begins_after_the_stop_time(rehearse: Rehearse, tmp_path: Path, saved: int) -> None:
+def test_no_step_begins_after_the_stop_time(rehearse, tmp_path, saved):
     rehearse(saved=saved, stop=(0, -1))
     assert phases(tmp_path) == [(0, "start-up"), (saved, "out-of-time"), (saved, "done")]
     assert not list(tmp_path.glob("global_step_*"))
@@ -395,13 +394,13 @@ def test_no_step_begins_after_the_stop_time(rehearse: Rehearse, tmp_path: Path, 
     assert note and note.step == saved and note.why.endswith("when the first step was to begin")
 
 
-def test_the_first_step_runs_however_little_time_is_left(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_the_first_step_runs_however_little_time_is_left(rehearse, tmp_path):
     _, logged = rehearse("trainer.save_freq=10", stop=(0, 100))
     assert [line["step"] for line in logged] == [1] and saved_step(tmp_path) == 1
 
 
 @pytest.mark.parametrize("freq", [1, 10])
-def test_a_collapsed_run_saves_its_last_step(rehearse: Rehearse, tmp_path: Path, freq: int) -> None:
+def test_a_collapsed_run_saves_its_last_step(rehearse, tmp_path, freq):
     overrides = (f"trainer.save_freq={freq}", "trainer.test_freq=5", "collapse.policy=stop")
     trainer, logged = rehearse(*overrides, steps=3 * WINDOW)  # no rollout of its steps searches
     assert [line["step"] for line in logged] == list(range(1, WINDOW + 1)) == [1, 2, 3, 4, 5]
@@ -418,9 +417,7 @@ def test_a_collapsed_run_saves_its_last_step(rehearse: Rehearse, tmp_path: Path,
 
 
 @pytest.mark.parametrize(("policy", "steps"), [("warn", WINDOW + 1), ("stop", WINDOW)])
-def test_a_collapse_only_warns_or_comes_too_late_to_stop(
-    rehearse: Rehearse, tmp_path: Path, policy: str, steps: int
-) -> None:
+def test_a_collapse_only_warns_or_comes_too_late_to_stop(rehearse, tmp_path, policy, steps):
     _, logged = rehearse(f"collapse.policy={policy}", steps=steps)
     assert logged[-1]["step"] == steps and f"{ALARM}searching" in logged[-1]["data"]
     assert read_note(tmp_path) is None
@@ -441,9 +438,7 @@ def answered(group: str, step: int, *turns: Turn) -> None:
     tq.kv_put(key=group, partition_id="train", tag=finished)
 
 
-def test_groups_with_equal_scores_are_replaced_but_not_spoiled_ones(
-    queue: None, composed: DictConfig, tmp_path: Path
-) -> None:
+def test_groups_with_equal_scores_are_replaced_but_not_spoiled_ones(queue, composed, tmp_path):
     chosen = [f"run.dir={tmp_path}", "algorithm.filter_groups.enable=true", "data.train_batch_size=3"]
     config = cast(DictConfig, OmegaConf.merge(composed, OmegaConf.from_dotlist(chosen)))
     buffer = Timed(config).replay_buffer
@@ -470,9 +465,7 @@ def test_groups_with_equal_scores_are_replaced_but_not_spoiled_ones(
 
 
 @pytest.mark.parametrize("key", ["a" * 40, ""])
-def test_with_a_key_trajectories_go_to_wandb_as_a_table(
-    rehearse: Rehearse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
-) -> None:
+def test_with_a_key_trajectories_go_to_wandb_as_a_table(rehearse, tmp_path, monkeypatch, key):
     for name, value in {"DIR": str(tmp_path), "MODE": "offline", "API_KEY": key, "SILENT": "true"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     rehearse("trainer.logger=[file,wandb]", steps=2)
@@ -491,13 +484,13 @@ def announced(folder: Path) -> list[str]:
     return [Path(json.loads(line)["path"]).name for line in lines]
 
 
-def test_every_saved_step_is_announced_once(rehearse: Rehearse, tmp_path: Path) -> None:
+def test_every_saved_step_is_announced_once(rehearse, tmp_path):
     rehearse("trainer.save_freq=2", steps=5)
     assert announced(tmp_path) == ["global_step_2", "global_step_4", "global_step_5"]
 
 
 @pytest.mark.parametrize("files", range(len(FILES) + 1))
-def test_a_save_that_breaks_off_is_not_announced(rehearse: Rehearse, tmp_path: Path, files: int) -> None:
+def test_a_save_that_breaks_off_is_not_announced(rehearse, tmp_path, files):
     (tmp_path / TRACKER).mkdir()  # the step's number cannot be written either
     with pytest.raises(OSError, match=f"the disk is gone|{TRACKER}"):
         rehearse("trainer.save_freq=1", files=files)
@@ -508,9 +501,7 @@ def test_a_save_that_breaks_off_is_not_announced(rehearse: Rehearse, tmp_path: P
     assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_1"] * whole
 
 
-def test_a_dump_is_announced_under_its_final_name(
-    queue: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dump_is_announced_under_its_final_name(queue, tmp_path, monkeypatch):
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
     dump_rows(read_rows(put_step("announced dump")), 3, tmp_path / "dumps" / "step_0003.jsonl")
     assert announced(tmp_path) == ["step_0003.jsonl"]

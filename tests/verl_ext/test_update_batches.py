@@ -85,9 +85,7 @@ def as_on_gpus(config: dict[str, Any]) -> dict[str, Any]:
     params=[1, pytest.param(2, marks=pytest.mark.slow("several ranks"))],
     ids="ranks={}".format,
 )
-def updates(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any
-) -> dict[tuple[str, str, str], dict[str, Any]]:
+def updates(request, tmp_path_factory, smollm2_tokenizer):
     """By configuration, method and batches: what one update left."""
     model = save_policy(tmp_path_factory.mktemp("tiny") / "model", smollm2_tokenizer)
     plain = actor_config(model)
@@ -110,9 +108,7 @@ def updates(
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["plain", "as on GPUs"])
 @pytest.mark.parametrize("batches", BATCHES)
-def test_loss_and_gradients_are_those_of_one_row_at_a_time(
-    updates: dict[tuple[str, str, str], dict[str, Any]], name: str, method: str, batches: str
-) -> None:
+def test_loss_and_gradients_are_those_of_one_row_at_a_time(updates, name, method, batches):
     expected, found = updates["plain", method, "one row at a time"], updates[name, method, batches]
     assert max(step.abs().max() for step in expected["moved"].values()) > 1e-3
     for weight, step in expected["moved"].items():
@@ -125,7 +121,7 @@ def test_loss_and_gradients_are_those_of_one_row_at_a_time(
         )
 
 
-def test_verl_shards_a_head_that_is_not_tied_alone() -> None:
+def test_verl_shards_a_head_that_is_not_tied_alone():
     """When this fails, the key `fused_head` and its refusal by preflight can go."""
     from transformers import LlamaConfig, LlamaForCausalLM
     from verl.utils.fsdp_utils import _select_fsdp2_wrap_targets

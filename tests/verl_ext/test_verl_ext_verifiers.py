@@ -6,7 +6,7 @@ import math
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -153,7 +153,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module", autouse=True)
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def modules(tmp_path_factory):
     """Tasksets as installed packages, because their tool servers import them in processes."""
     folder = tmp_path_factory.mktemp("tasksets")
     for name, source in {"say_words": TASKSET, "say_pairs": TWO_AGENTS, "clocks": TOOLS}.items():
@@ -167,7 +167,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture
-def tokenizer(smollm2_tokenizer: Any) -> Any:
+def tokenizer(smollm2_tokenizer):
     return smollm2_tokenizer
 
 
@@ -205,7 +205,7 @@ def trained(played: Played) -> list[int]:
     return [i for i, kept in zip(played.response_ids, played.response_mask, strict=True) if kept]
 
 
-def test_an_episode_of_several_turns_is_one_row_of_sampled_ids(tokenizer: Any) -> None:
+def test_an_episode_of_several_turns_is_one_row_of_sampled_ids(tokenizer):
     model = Scripted(tokenizer, "a  plum ,", "plum")  # decoded and rendered again, its ids would differ
     (played,) = play(model)
     first, second = model.inputs
@@ -219,7 +219,7 @@ def test_an_episode_of_several_turns_is_one_row_of_sampled_ids(tokenizer: Any) -
     assert (played.tokens_in, played.tokens_out) == (len(first) + len(second), len(model.log_probs))
 
 
-def test_log_probs_are_the_models_and_the_score_is_the_librarys(tokenizer: Any) -> None:
+def test_log_probs_are_the_models_and_the_score_is_the_librarys(tokenizer):
     model = Scripted(tokenizer, "no", "plum")
     (played,) = play(model)
     assert played.log_probs is not None
@@ -242,7 +242,7 @@ def test_log_probs_are_the_models_and_the_score_is_the_librarys(tokenizer: Any) 
         ("nan", "verifiers:say-words: a reward is a finite number, not nan (float)"),
     ],
 )
-def test_a_tasksets_fault_is_one_line_and_not_a_zero(word: str, said: str, tokenizer: Any) -> None:
+def test_a_tasksets_fault_is_one_line_and_not_a_zero(word, said, tokenizer):
     timeout_s = 1.0 if word == "hang" else 60.0
     (played,) = play(Scripted(tokenizer, "x", "y"), word, timeout_s=timeout_s)
     assert played.score is None and played.ended == "fault"
@@ -251,7 +251,7 @@ def test_a_tasksets_fault_is_one_line_and_not_a_zero(word: str, said: str, token
     assert trained(played) and played.token_drift == 0  # the turns so far can be read
 
 
-def test_a_blocked_thread_is_abandoned_and_the_next_episode_is_played(tokenizer: Any) -> None:
+def test_a_blocked_thread_is_abandoned_and_the_next_episode_is_played(tokenizer):
     taskset = find("verifiers:say-words").load(evaluation={}, words=["block", "plum"], timeout_s=3.0)
     rows = taskset.rows("train", None, seed=0)
     block, plum = sorted(rows, key=lambda row: str(row.data["task"]["word"]))
@@ -265,7 +265,7 @@ def test_a_blocked_thread_is_abandoned_and_the_next_episode_is_played(tokenizer:
     assert second.score is not None and second.score.reward == 2.0
 
 
-def test_a_host_waits_for_the_librarys_cleanups_before_it_closes() -> None:
+def test_a_host_waits_for_the_librarys_cleanups_before_it_closes():
     """They swallow every exception, and one destroyed unfinished would keep the process alive."""
     taskset = find("verifiers:say-words").load(evaluation={})
     ended: list[str] = []
@@ -286,19 +286,19 @@ def test_a_host_waits_for_the_librarys_cleanups_before_it_closes() -> None:
     assert (ended, host._loop.is_closed(), host._thread.is_alive()) == (["cleanup"], True, False)
 
 
-def test_an_engines_error_is_raised_and_not_a_fault(tokenizer: Any) -> None:
+def test_an_engines_error_is_raised_and_not_a_fault(tokenizer):
     with pytest.raises(ConnectionError, match="the engine is gone"):
         play(Scripted(tokenizer, "x", ConnectionError("the engine is gone")))
 
 
-def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer: Any) -> None:
+def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer):
     model = Scripted(tokenizer, "plum", "never said")
     (played,) = play(model, limits=replace(LIMITS, response_tokens=4))
     assert (len(model.inputs), played.ended, played.token_drift) == (1, "tokens", 0)
     assert played.score is not None and played.score.reward == 2.0
 
 
-def test_a_turn_has_a_token_limit(tokenizer: Any) -> None:
+def test_a_turn_has_a_token_limit(tokenizer):
     model = Scripted(tokenizer, "plum plum plum plum plum", "plum")
     (played,) = play(model, limits=replace(LIMITS, tokens_per_turn=3))
     assert list(map(len, model.outputs)) == [3, 3] and played.token_drift == 0
@@ -307,20 +307,20 @@ def test_a_turn_has_a_token_limit(tokenizer: Any) -> None:
     assert [turn.truncated for turn in played.conversation.turns] == [not end for end in ended]
 
 
-def test_a_too_long_first_message_is_a_fault(tokenizer: Any) -> None:
+def test_a_too_long_first_message_is_a_fault(tokenizer):
     model = Scripted(tokenizer)
     (played,) = play(model, limits=replace(LIMITS, prompt_tokens=10))
     assert played.fault is not None and "data.max_prompt_length=10" in played.fault and model.inputs == []
 
 
-def test_the_taskset_limits_the_turns(tokenizer: Any) -> None:
+def test_the_taskset_limits_the_turns(tokenizer):
     model = Scripted(tokenizer, "plum", "never said")
     (played,) = play(model, max_turns=1)
     assert (len(model.inputs), played.ended) == (1, "turns") and played.score is not None
 
 
 @pytest.mark.parametrize(("words", "agents"), [(["plum"], 1), (["pear"], 2)])
-def test_an_episode_has_one_agent_to_train(words: list[str], agents: int, tokenizer: Any) -> None:
+def test_an_episode_has_one_agent_to_train(words, agents, tokenizer):
     taskset = find("verifiers:say-pairs").load(evaluation={}, words=words)
     (row,) = taskset.rows("train", None, seed=0)
     model = Scripted(tokenizer, "plum", "pear")
@@ -335,7 +335,7 @@ def test_an_episode_has_one_agent_to_train(words: list[str], agents: int, tokeni
 
 
 @pytest.mark.slow("two processes of the library for each of its tool servers")
-def test_tools_are_called_and_invalid_calls_are_explained(tokenizer: Any) -> None:
+def test_tools_are_called_and_invalid_calls_are_explained(tokenizer):
     call = '<tool_call>\n{"name": "clock_time_in", "arguments": {"place": "Orrin"}}\n</tool_call>'
     wrong = call.replace("clock_time_in", "clock_date_in")
     half = call.replace("Orrin", "\\ud83d")
@@ -354,7 +354,7 @@ def test_tools_are_called_and_invalid_calls_are_explained(tokenizer: Any) -> Non
     assert trained(played) == list(chain.from_iterable(model.outputs)) and played.token_drift == 0
 
 
-def test_each_branch_of_a_trace_is_a_row(tokenizer: Any) -> None:
+def test_each_branch_of_a_trace_is_a_row(tokenizer):
     """A program that rewrites earlier messages has a branch for each version."""
     trace = _trace()
     session = Session(Scripted(tokenizer), LIMITS, Clock())
@@ -370,7 +370,7 @@ def test_each_branch_of_a_trace_is_a_row(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["changed", "added", "lost"])
-def test_ids_that_were_not_sampled_are_token_drift(wrong: str, tokenizer: Any) -> None:
+def test_ids_that_were_not_sampled_are_token_drift(wrong, tokenizer):
     trace = _trace()
     session = Session(Scripted(tokenizer), LIMITS, Clock())
     _commit(trace, "one", [1, 2, 3], [7, 8])
@@ -407,7 +407,7 @@ def _player(tokenizer: Any, trace: Any, session: Session) -> _Play:
     return player
 
 
-def test_the_endpoint_is_on_loopback_and_knows_only_its_episodes(tokenizer: Any) -> None:
+def test_the_endpoint_is_on_loopback_and_knows_only_its_episodes(tokenizer):
     async def asked() -> tuple[str, list[int]]:
         server = await endpoint()
         assert await endpoint() is server  # one per loop
@@ -432,7 +432,7 @@ def _post(url: str, trace_id: str, ids: Any) -> int:
         return error.code
 
 
-def test_a_game_does_not_read_thinking(tokenizer: Any) -> None:
+def test_a_game_does_not_read_thinking(tokenizer):
     renderer = ChatRenderer(tokenizer, ChatRendererConfig())
 
     def parsed(text: str, before: str = "") -> tuple[str, str | None]:
@@ -446,7 +446,7 @@ def test_a_game_does_not_read_thinking(tokenizer: Any) -> None:
     assert parsed("[2]") == ("[2]", None)
 
 
-def test_verls_agent_loop_plays_a_taskset(tokenizer: Any) -> None:
+def test_verls_agent_loop_plays_a_taskset(tokenizer):
     taskset = find("verifiers:say-words").load(evaluation={}, words=["plum"])
     (row,) = taskset.rows("train", None, seed=0)
     rollout = {"prompt_length": 400, "response_length": 400, "multi_turn": {}}
