@@ -7,7 +7,6 @@ every stage.
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,9 +41,6 @@ class Ended:
     returncode: int
     stdout: str
     stderr: str
-
-
-DrZero = Callable[..., Ended]
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -103,9 +102,6 @@ def place(tmp_path_factory):
 def finished(prepared, place):
     yield Finished(prepared, place)
     shutil.rmtree(place)
-
-
-Reopen = Callable[..., Finished]
 
 
 @pytest.fixture

@@ -99,9 +99,6 @@ class Script:
         return {"choices": [{"text": reply, "finish_reason": "stop"}]}
 
 
-StartScript = Callable[[Reply], Script]
-
-
 @pytest.fixture(scope="module")
 def tokenizer(prepared):
     return AutoTokenizer.from_pretrained(prepared.model)

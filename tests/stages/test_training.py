@@ -4,7 +4,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -186,9 +185,6 @@ def test_a_run_without_steps_has_figures_all_the_same(method):
 def composed():
     """A challenger's config; composing takes a second."""
     return compose_plain("challenger", ["hardware=cpu", "trainer.total_training_steps=50"])
-
-
-Configured = Callable[..., DictConfig]
 
 
 @pytest.fixture

@@ -271,9 +271,9 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
         load_model(str(tmp_path))
 
 
-def test_requests_need_the_key_and_health_does_not(speaking_model, monkeypatch, smollm2_tokenizer):
+def test_requests_need_the_key_and_health_does_not(model_folder, monkeypatch, smollm2_tokenizer):
     monkeypatch.setenv(MODEL_KEY, "planted-openai-c840")
-    model, _ = load_model(str(speaking_model), dtype="float32", device="cpu")
+    model, _ = load_model(str(model_folder), dtype="float32", device="cpu")
     engine = ReferenceEngine(model, eos_token_ids=(2,), max_batch_size=2, max_seq_len=64, seed=0)
     with TestClient(create_app(engine, smollm2_tokenizer, "tiny")) as client:
         body = {"prompt": [5, 6], "max_tokens": 1}

@@ -29,7 +29,7 @@ LOSSES: dict[str, dict[str, Any]] = {
         "kl_loss_type": "kl",
     },
 }
-CASES = {(loss, size): {"actor": LOSSES[loss], "micro_batch": size} for loss in LOSSES for size in (1, 2, 8)}
+CASES = {(loss, size): {"actor": LOSSES[loss], "micro_batch": size} for loss in LOSSES for size in (1, 8)}
 
 
 def reference(model: Path, rows: list[Row], loss: str) -> dict[str, torch.Tensor]:
@@ -88,7 +88,7 @@ def expected(model, loss):
     return reference(model, make_rows(), loss)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2, 8])
+@pytest.mark.parametrize("micro_batch", [1, 8])
 def test_spoiled_and_padding_rows_do_not_move_the_weights(steps, loss, expected, micro_batch):
     moved = steps[loss, micro_batch]["moved"]
     assert max(gradient.abs().max() for gradient in expected.values()) > 1e-3

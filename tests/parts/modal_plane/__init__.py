@@ -22,8 +22,8 @@ As Modal documents it:
 - The client has only modal, PyYAML and python-dotenv (`client.py`).
 
 Missing are builds of images, `Image.run_function`, classes, generators, schedules, sandboxes, GPUs,
-background commits, and limits on containers. At a web function's address nobody answers. Results expire when
-a test says so (`plane.expire`). Requests without a handler are refused by name.
+background commits, removal of files, volumes of the second version, and limits on containers. At a web
+function's address nobody answers. Results never expire. Requests without a handler are refused by name.
 
 A mount such as `/corpus` cannot exist here, so `DRZERO_MOUNT_CORPUS` has its folder. `/root` and other added
 files are below `DRZERO_CONTAINER_ROOT`. Such paths in the app's environment, as in `HF_HOME=/cache/hub`, are
@@ -31,7 +31,6 @@ replaced.
 
 `servicer.py` passes requests to the handlers, `state.py` has everything the server received, `connections/`
 records where processes connect to.
-
 """
 
 from modal_plane.plane import ControlPlane

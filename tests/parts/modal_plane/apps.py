@@ -80,24 +80,6 @@ class AppHandlers:
         await self.stop(self._app(request.app_id))
         return Empty()
 
-    async def AppGetLifecycle(
-        self, request: api_pb2.AppGetLifecycleRequest, caller: Caller
-    ) -> api_pb2.AppGetLifecycleResponse:
-        lifecycle = api_pb2.AppLifecycle(app_state=_state(self._app(request.app_id)))
-        return api_pb2.AppGetLifecycleResponse(lifecycle=lifecycle)
-
-    async def AppList(self, request: api_pb2.AppListRequest, caller: Caller) -> api_pb2.AppListResponse:
-        items = [
-            api_pb2.AppListResponse.AppListItem(
-                app_id=app.id,
-                description=app.name,
-                state=_state(app),
-                n_running_tasks=len(self._calls.running(app)),
-            )
-            for app in self._state.apps.values()
-        ]
-        return api_pb2.AppListResponse(apps=items)
-
     async def AppGetLogs(
         self, request: api_pb2.AppGetLogsRequest, caller: Caller
     ) -> AsyncIterator[api_pb2.TaskLogsBatch]:
@@ -122,12 +104,6 @@ class AppHandlers:
             if caller.peer == app.creator:
                 self._leave(app, "lost")
             raise
-
-    async def AppFetchLogs(
-        self, request: api_pb2.AppFetchLogsRequest, caller: Caller
-    ) -> api_pb2.AppFetchLogsResponse:
-        batches = self._app(request.app_id).log.batches
-        return api_pb2.AppFetchLogsResponse(batches=batches[-(request.limit or len(batches)) :])
 
     async def stop(self, app: App) -> None:
         """End the app: its calls, its containers, then its log."""

@@ -21,7 +21,7 @@ from modal_proto import api_pb2
 from modal_plane.servicer import Caller
 
 BLOCK = 8 * 2**20
-"""Bytes of a block, of which a volume's files are uploaded and downloaded."""
+"""Bytes of a block, of which a volume's files are downloaded."""
 
 
 class Contents:
@@ -63,7 +63,7 @@ class Contents:
 
 
 class Blobs:
-    """Handlers of blobs, and the HTTP server of blobs, blocks and files of volumes.
+    """Handlers of blobs, and the HTTP server of blobs and files of volumes.
 
     Args:
         contents: The store.
@@ -84,7 +84,6 @@ class Blobs:
             [
                 web.put("/blob/{id}", self._put_blob),
                 web.get("/blob/{id}", self._get_blob),
-                web.put("/block/{sha256}", self._put_block),
                 web.get("/file/{volume}", self._get_file),
             ]
         )
@@ -108,10 +107,6 @@ class Blobs:
         if blob_id not in self._hashes:
             raise GRPCError(Status.NOT_FOUND, f"Blob {blob_id} not found")
         return self._hashes[blob_id]
-
-    def block_url(self, sha256: str) -> str:
-        """Where a client uploads a block of a file."""
-        return f"{self.url}/block/{sha256}"
 
     def file_url(self, volume_id: str, path: str, start: int, length: int) -> str:
         """Where a client downloads a part of a volume's file, in bytes."""
@@ -140,10 +135,6 @@ class Blobs:
 
     async def _get_blob(self, request: web.Request) -> web.StreamResponse:
         return web.FileResponse(self._contents.path(self._hashes[request.match_info["id"]]))
-
-    async def _put_block(self, request: web.Request) -> web.Response:
-        sha256, _ = await self._contents.receive(request.content.iter_any())
-        return web.Response(body=sha256.encode())
 
     async def _get_file(self, request: web.Request) -> web.Response:
         path = self._file_of(request.match_info["volume"], request.query["path"])

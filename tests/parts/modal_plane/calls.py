@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
@@ -41,8 +40,6 @@ class FunctionCall:
     jobs: list[Job] = field(default_factory=list)
     completed: list[Job] = field(default_factory=list)
     bell: Bell = field(default_factory=Bell)
-    expired: bool = False
-    """Whether its results are no longer kept."""
 
 
 class Calls:
@@ -80,10 +77,6 @@ class Calls:
         if tasks:
             await asyncio.wait(tasks)
 
-    def expire(self, function_call_id: str) -> None:
-        """Forget a call's results, as Modal does a week after they came."""
-        self._function_call(function_call_id).expired = True
-
     async def FunctionMap(
         self, request: api_pb2.FunctionMapRequest, caller: Caller
     ) -> api_pb2.FunctionMapResponse:
@@ -108,18 +101,10 @@ class Calls:
             inputs=[self._put(function_call, item) for item in request.inputs]
         )
 
-    async def FunctionFinishInputs(
-        self, request: api_pb2.FunctionFinishInputsRequest, caller: Caller
-    ) -> Empty:
-        return Empty()
-
     async def FunctionGetOutputs(
         self, request: api_pb2.FunctionGetOutputsRequest, caller: Caller
     ) -> api_pb2.FunctionGetOutputsResponse:
         function_call = self._function_call(request.function_call_id)
-        if function_call.expired:
-            # Neither outputs nor open inputs: the client's OutputExpiredError.
-            return api_pb2.FunctionGetOutputsResponse(last_entry_id="0-0", num_unfinished_inputs=0)
         seen = int((request.last_entry_id or "0").split("-")[0])
         last = request.end_idx if request.HasField("end_idx") else sys.maxsize
         deadline = asyncio.get_running_loop().time() + request.timeout
@@ -146,11 +131,6 @@ class Calls:
         return api_pb2.FunctionCallFromIdResponse(
             function_call_id=function_call.id, num_inputs=len(function_call.jobs)
         )
-
-    async def FunctionCallCancel(self, request: api_pb2.FunctionCallCancelRequest, caller: Caller) -> Empty:
-        jobs = self._function_call(request.function_call_id).jobs
-        await self.end([job for job in jobs if job.outcome is None])
-        return Empty()
 
     def _function_call(self, function_call_id: str) -> FunctionCall:
         if function_call_id not in self._by_id:

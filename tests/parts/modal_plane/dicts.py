@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 
-from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
 from modal._utils.name_utils import is_valid_object_name
 from modal_proto import api_pb2
@@ -42,10 +41,6 @@ class DictHandlers:
     async def DictGet(self, request: api_pb2.DictGetRequest, caller: Caller) -> api_pb2.DictGetResponse:
         value = self._entries(request.dict_id).get(request.key)
         return api_pb2.DictGetResponse(found=value is not None, value=value)
-
-    async def DictClear(self, request: api_pb2.DictClearRequest, caller: Caller) -> Empty:
-        self._entries(request.dict_id).clear()
-        return Empty()
 
     async def DictContents(
         self, request: api_pb2.DictContentsRequest, caller: Caller

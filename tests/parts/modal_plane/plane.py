@@ -126,11 +126,6 @@ class ControlPlane:
         """All calls, in the order in which they came in: one for each input."""
         return list(self._state.calls)
 
-    @property
-    def volumes(self) -> dict[str, Volume]:
-        """The volumes that exist, by name."""
-        return dict(self._state.volumes)
-
     def volume(self, name: str) -> Volume:
         """The volume with this name, created if missing."""
         return self._state.volume(name)
@@ -179,10 +174,6 @@ class ControlPlane:
         container = self._containers.running(call)
         self._loop.call_soon_threadsafe(container.kill)
         self._run(container.gone.wait())
-
-    def expire(self, call: Call) -> None:
-        """Forget the results of the call."""
-        self._calls.expire(call.function_call_id)
 
     def wait_for(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
         """The first true value of the condition.

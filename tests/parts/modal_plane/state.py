@@ -277,12 +277,10 @@ class State:
         self.requests: list[str] = []
         self.failures: list[str] = []
 
-    def volume(self, name: str, version: int = 1) -> Volume:
+    def volume(self, name: str) -> Volume:
         """The volume with this name, created if missing."""
         if name not in self.volumes:
-            self.volumes[name] = Volume(
-                name, content_id("vo", name.encode()), self.folder / "volumes", version
-            )
+            self.volumes[name] = Volume(name, content_id("vo", name.encode()), self.folder / "volumes")
         return self.volumes[name]
 
     def volume_of(self, volume_id: str) -> Volume:

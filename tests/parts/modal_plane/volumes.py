@@ -61,10 +61,9 @@ class View:
 class Volume:
     """A named volume."""
 
-    def __init__(self, name: str, volume_id: str, folder: Path, version: int) -> None:
+    def __init__(self, name: str, volume_id: str, folder: Path) -> None:
         self.name = name
         self.id = volume_id
-        self.version = version
         self._slots = folder / name / "mounted"
         self._committed = folder / name / "committed"
         self._committed.mkdir(parents=True)
@@ -142,8 +141,7 @@ class Volume:
 
     def metadata(self) -> api_pb2.VolumeMetadata:
         """The description that a client gets."""
-        version = api_pb2.VOLUME_FS_VERSION_V2 if self.version == 2 else api_pb2.VOLUME_FS_VERSION_V1
-        return api_pb2.VolumeMetadata(version=version, name=self.name)
+        return api_pb2.VolumeMetadata(version=api_pb2.VOLUME_FS_VERSION_V1, name=self.name)
 
 
 def _open_file(folder: Path) -> str | None:
@@ -205,15 +203,8 @@ def mirror(source: Path, target: Path, only: set[str] | None = None) -> None:
                 shutil.copy2(source / path, target / path, follow_symlinks=False)
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 class VolumeHandlers:
-    """Handlers of volumes, of both versions: they differ in how files are uploaded."""
+    """Handlers of volumes of the first version."""
 
     def __init__(self, state: "State", blobs: Blobs, containers: "Containers") -> None:
         self._state = state
@@ -230,7 +221,7 @@ class VolumeHandlers:
             raise GRPCError(Status.ALREADY_EXISTS, f"Volume '{name}' already exists")
         if name not in self._state.volumes and creation == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
             raise GRPCError(Status.NOT_FOUND, f"Volume '{name}' not found in environment 'main'")
-        volume = self._state.volume(name, 2 if request.version == api_pb2.VOLUME_FS_VERSION_V2 else 1)
+        volume = self._state.volume(name)
         metadata = volume.metadata()
         return api_pb2.VolumeGetOrCreateResponse(
             volume_id=volume.id, version=metadata.version, metadata=metadata
@@ -241,15 +232,6 @@ class VolumeHandlers:
     ) -> api_pb2.VolumeGetByIdResponse:
         volume = self._state.volume_of(request.volume_id)
         return api_pb2.VolumeGetByIdResponse(volume_id=volume.id, metadata=volume.metadata())
-
-    async def VolumeList(
-        self, request: api_pb2.VolumeListRequest, caller: Caller
-    ) -> api_pb2.VolumeListResponse:
-        items = [
-            api_pb2.VolumeListItem(label=name, volume_id=volume.id, metadata=volume.metadata())
-            for name, volume in self._state.volumes.items()
-        ]
-        return api_pb2.VolumeListResponse(items=items, environment_name="main")
 
     async def VolumeCommit(
         self, request: api_pb2.VolumeCommitRequest, caller: Caller
@@ -269,19 +251,13 @@ class VolumeHandlers:
         return Empty()
 
     async def VolumeListFiles(
-        self, request: api_pb2.VolumeListFilesRequest | api_pb2.VolumeListFiles2Request, caller: Caller
+        self, request: api_pb2.VolumeListFilesRequest, caller: Caller
     ) -> AsyncIterator[api_pb2.VolumeListFilesResponse]:
         volume = self._state.volume_of(request.volume_id)
         place = self._existing(volume, request.path)
         paths = (place.rglob("*") if request.recursive else place.iterdir()) if place.is_dir() else [place]
         entries = [_entry(path, volume.committed()) for path in sorted(paths)]
         yield api_pb2.VolumeListFilesResponse(entries=entries)
-
-    async def VolumeListFiles2(
-        self, request: api_pb2.VolumeListFiles2Request, caller: Caller
-    ) -> AsyncIterator[api_pb2.VolumeListFiles2Response]:
-        async for reply in self.VolumeListFiles(request, caller):
-            yield api_pb2.VolumeListFiles2Response(entries=reply.entries)
 
     async def VolumeGetFile2(
         self, request: api_pb2.VolumeGetFile2Request, caller: Caller
@@ -304,50 +280,6 @@ class VolumeHandlers:
         )
         for file in request.files:
             volume.put(file.filename, self._state.contents.read(file.sha256_hex))
-        return Empty()
-
-    async def VolumePutFiles2(
-        self, request: api_pb2.VolumePutFiles2Request, caller: Caller
-    ) -> api_pb2.VolumePutFiles2Response:
-        volume, contents = self._state.volume_of(request.volume_id), self._state.contents
-        self._refuse_overwriting(
-            volume, [file.path for file in request.files], request.disallow_overwrite_existing_files
-        )
-        missing = [
-            api_pb2.VolumePutFiles2Response.MissingBlock(
-                file_index=number,
-                block_index=index,
-                put_url=self._blobs.block_url(block.contents_sha256.hex()),
-            )
-            for number, file in enumerate(request.files)
-            for index, block in enumerate(file.blocks)
-            if block.contents_sha256.hex() not in contents
-        ]
-        if not missing:
-            for file in request.files:
-                # A block comes without the zeros at its end.
-                blocks = [
-                    contents.read(block.contents_sha256.hex()).ljust(BLOCK, b"\0") for block in file.blocks
-                ]
-                volume.put(file.path, b"".join(blocks)[: file.size])
-        return api_pb2.VolumePutFiles2Response(missing_blocks=missing)
-
-    async def VolumeRemoveFile(
-        self, request: api_pb2.VolumeRemoveFileRequest | api_pb2.VolumeRemoveFile2Request, caller: Caller
-    ) -> Empty:
-        volume = self._state.volume_of(request.volume_id)
-        if self._existing(volume, request.path).is_dir() and not request.recursive:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"{request.path!r} is a folder: remove it recursively")
-        _remove(volume.place(request.path))
-        return Empty()
-
-    async def VolumeRemoveFile2(self, request: api_pb2.VolumeRemoveFile2Request, caller: Caller) -> Empty:
-        return await self.VolumeRemoveFile(request, caller)
-
-    async def VolumeDelete(self, request: api_pb2.VolumeDeleteRequest, caller: Caller) -> Empty:
-        volume = self._state.volume_of(request.volume_id)
-        del self._state.volumes[volume.name]
-        shutil.rmtree(volume.folder.parent)
         return Empty()
 
     def _mounted(self, volume_id: str, caller: Caller, action: str) -> tuple[Volume, str]:
