@@ -119,7 +119,12 @@ def test_a_killed_and_repeated_build_gives_the_collection_of_one_undisturbed_run
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
-@pytest.mark.parametrize("where", ["embedding", "writing", "publishing"])
+rest = pytest.mark.slow("the build killed there is in the first tier, above")
+
+
+@pytest.mark.parametrize(
+    "where", [pytest.param("embedding", marks=rest), "writing", pytest.param("publishing", marks=rest)]
+)
 def test_a_killed_update_leaves_the_old_collection_and_completes_when_repeated(
     where, tmp_path, spec, built, updated, encoded
 ):
