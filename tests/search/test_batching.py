@@ -128,6 +128,15 @@ async def test_a_lone_request_does_not_wait():
 
 
 @in_a_loop
+async def test_a_lone_client_that_asks_lists_does_not_wait_either():
+    bench = Bench()
+    await bench.ask("a", "b", "c")
+    bench.batcher.submit(["d"], 1)
+    await turns()
+    assert bench.encoders.batches == [["a", "b", "c"], ["d"]]
+
+
+@in_a_loop
 async def test_requests_of_one_moment_are_one_batch():
     bench = Bench()
     await asyncio.gather(*(bench.ask(text) for text in "abc"))

@@ -260,6 +260,11 @@ def test_a_validation_with_many_failures_is_stopped_with_its_causes():
     assert "1 are invalid, the first because: ['down']" in message
 
 
+def test_a_validation_without_valid_rows_has_no_score():
+    metrics = validate(VALIDATED | {"valid": [False] * 3}, limit=1.0)
+    assert metrics == {"drzero/val/rows": 0, "drzero/val/failed": 4}
+
+
 @pytest.mark.parametrize("kind", [HrpoSync, GrpoSync])
 def test_kl_in_the_reward_is_refused(kind):
     with pytest.raises(ValueError, match="use_kl_in_reward=false"):
