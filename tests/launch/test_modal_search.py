@@ -117,6 +117,7 @@ def test_what_a_service_has_no_use_for_is_refused(file: RunFile, why: str) -> No
 def container(prepared: Prepared, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A process that starts the service and waits, like a container. Yields it and its port."""
     port, (_, words) = unused_port(), described(read_runfile(str(ROOT / FILE)), FILE, "token")
+    words = [*words, "retrieval.embedder=packaged-minilm"]  # as the demo's index
     start = f"from drzero.launch.search_service import start; start({words!r}, {port})"
     code = f"import time; {start}; time.sleep(600)"
     env = {**os.environ, "RETRIEVAL_TOKEN": "token", "DRZERO_MOUNT_CORPUS": str(prepared.corpus)}

@@ -305,6 +305,32 @@ def test_the_option_that_other_models_stand_on_sets_nothing_but_the_model():
     assert set(OmegaConf.load(CONFIG_DIR / "model" / f"{PLAIN_MODEL}.yaml")) == {"base_model"}
 
 
+@pytest.mark.parametrize(
+    ("stage", "key", "words"),
+    [
+        ("challenger", "process_env.NCCL_DEBUG", ["hardware=8xh100"]),
+        ("evaluate", "process_env.NCCL_DEBUG", []),
+        ("train", "environment.options.turns", ["env=wordle"]),
+        ("agent_bench", "agent_options.turns", []),
+    ],
+)
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_a_mapping_for_keys_of_the_users_own_takes_them_with_and_without_a_sign(stage, key, words, sign):
+    assert OmegaConf.select(compose_stage(stage, [*words, f"{sign}{key}=4"]), key) == 4
+
+
+@pytest.mark.parametrize("words", [[], ["model=qwen2.5-3b"], ["model=me/mine"], ["env=demo"]])
+@pytest.mark.parametrize("hardware", ["cpu", "single_gpu"])
+def test_what_prepare_data_makes_is_what_the_challenger_of_the_same_words_reads(words, hardware):
+    made, read = (
+        compose_stage(stage, [f"hardware={hardware}", *words]) for stage in ("prepare_data", "challenger")
+    )
+    for key in ("hop_ratio", "prompts.form", "rollout.max_turns", "retrieval.embedder", "base_model"):
+        assert OmegaConf.select(made, key) == OmegaConf.select(read, key), key
+    if words and "env=demo" not in words:
+        assert (made.prompts.form, made.retrieval.embedder) == ("full", "intfloat/e5-large-v2")
+
+
 def test_the_cpu_profile_defaults_to_the_demo_policy():
     config = compose_stage("challenger", ["hardware=cpu"])
     assert config.actor_rollout_ref.model.path.endswith("models/demo-policy")
