@@ -11,6 +11,7 @@ from typing import Any
 
 from data.challenger_prompts import LeftOut, PrepareReport, in_words
 from drzero.ops.files import atomic_write
+from drzero.ops.text import counted
 from search.indexing.build import IndexReport
 
 FILE = "quality.json"
@@ -64,7 +65,8 @@ def quality_lines(
         yield from index.survey.reading.lines()
         if index.survey.duplicates:
             one, other = index.survey.examples[0]
-            yield f"{index.survey.duplicates} duplicates skipped (such as {one}, which repeats {other})"
+            skipped = counted(index.survey.duplicates, "duplicate")
+            yield f"{skipped} skipped (such as {one}, which repeats {other})"
     if prompts.read_documents < prompts.corpus_documents:
         yield (
             f"{prompts.read_documents:,} of {prompts.corpus_documents:,} entries were drawn at random, as "

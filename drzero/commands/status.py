@@ -16,11 +16,14 @@ from drzero.ops.process.lock import lock_is_held
 
 
 def run_status(config: DictConfig) -> None:
-    """Print the tables of the loops under `paths.checkpoints`. Raises FileNotFoundError without any."""
+    """Print the loops under `paths.checkpoints`, and runs outside them. Raises FileNotFoundError for none."""
     root = Path(config.paths.checkpoints)
     found = [root / "evolve", *sorted(root.glob("seed*/evolve"))]
     loops = [folder for folder in found if (folder / "manifest.json").is_file()]
-    if not loops:
+    alone = [lock.parent for lock in sorted(root.glob("*/lock")) if lock_is_held(lock)]
+    for folder in alone if not any(lock_is_held(loop / "lock") for loop in loops) else []:
+        print(f"{folder.name} runs: `drzero top {folder}` shows it")
+    if not loops and not alone:
         raise FileNotFoundError(
             f"no loop has been started under {root}: start one with `drzero evolve`, or name its "
             "place with paths.checkpoints=…"

@@ -135,7 +135,8 @@ def _called(argv: Sequence[str], file: str) -> tuple[str, list[str]]:
 
 
 def _build(function: str) -> _Parser:
-    actions = "".join(f"\n  {action.name:<14}{action.help}" for action in ACTIONS.values())
+    width = max(map(len, ACTIONS)) + 2
+    actions = "".join(f"\n  {action.name:<{width}}{action.help}" for action in ACTIONS.values())
     parser = _Parser(
         prog="modal run modal_train.py" + ("" if function == "main" else f"::{function}"),
         usage=f"%(prog)s {'--action ACTION ' * (function == 'main')}[flags] [KEY=VALUE …]",

@@ -27,6 +27,12 @@ def suggest(candidates: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(quoted)}?)" if quoted else ""
 
 
+def counted(number: float, noun: str) -> str:
+    """Return the number with its noun: "1 GPU", "2 GPUs", "1,024 documents"."""
+    shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
+    return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"
+
+
 def is_loopback(address: str) -> bool:
     """Whether a URL, `HOST:PORT` or host can only mean this machine."""
     if "://" not in address:

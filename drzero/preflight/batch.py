@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
+from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, warning
 from drzero.preflight.memory_ledger import sequence_parallel
@@ -74,13 +75,13 @@ def check_parallel(ctx: CheckContext) -> Iterator[Finding]:
     if used > per_node:
         yield error(
             "solver.dp_size",
-            f"the solver's server needs tp {solver.tp_size} × dp {solver.dp_size} = {used} GPUs, and a "
-            f"machine has {per_node}",
+            f"the solver's server needs tp {solver.tp_size} × dp {solver.dp_size} = {counted(used, 'GPU')}, "
+            f"and a machine has {per_node}",
             f"set solver.dp_size={max(1, per_node // solver.tp_size)}"
             + (f" and solver.tp_size={per_node}" if solver.tp_size > per_node else ""),
         )
     elif used < per_node:
-        why = f"the solver's server uses {used} of {per_node} GPUs"
+        why = f"the solver's server uses {used} of {counted(per_node, 'GPU')}"
         yield warning("solver.dp_size", why, f"set solver.dp_size={per_node // solver.tp_size}")
     yield from _heads(ctx, solver.model_path, "solver.tp_size", solver.tp_size)
 
@@ -94,7 +95,7 @@ def _rollout_parallel(ctx: CheckContext, devices: int) -> Iterator[Finding]:
         yield error(
             f"{_ROLLOUT}.data_parallel_size",
             f"each SGLang would be started with tp {tp * dp} × dp {dp}, which crashes: veRL makes the "
-            f"{devices // tp} engines of tp {tp} itself, from {devices} GPUs",
+            f"{devices // tp} engines of tp {tp} itself, from {counted(devices, 'GPU')}",
             f"set {_ROLLOUT}.data_parallel_size=1; for data-parallel attention within an engine set "
             f"+{_ROLLOUT}.engine_kwargs.sglang.enable_dp_attention=true as well",
         )

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from omegaconf import DictConfig, OmegaConf
 
 from drzero.ops.resources.gpu import Gpus, gpus_here
+from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
 from drzero.preflight.cost import Estimate, estimate, together
 from drzero.preflight.finding import Finding, error, note, warning
@@ -23,7 +24,8 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     if wanted and (machine.is_local or ctx.starting):
         yield from _gpus_here(ctx, wanted)
     if wanted and compute.count is not None and compute.count != wanted:
-        why = f"the hardware profile wants {wanted} GPUs (machine.gpus), and this machine has {compute.count}"
+        wants = f"{counted(wanted, 'GPU')} (machine.gpus)"
+        why = f"the hardware profile wants {wants}, and this machine has {compute.count}"
         fix = f"choose another compute= or hardware=, or set machine.gpus={compute.count}"
         yield error("compute.count", why, fix)
     if machine.is_local:
@@ -64,11 +66,11 @@ def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:
 def _gpus_here(ctx: CheckContext, wanted: int) -> Iterator[Finding]:
     here, gpu = gpus_here(), ctx.machine.gpu
     if here < wanted and ctx.starting:
-        why = f"the hardware profile wants {wanted} GPUs, and this machine has {here}"
+        why = f"the hardware profile wants {counted(wanted, 'GPU')}, and this machine has {here}"
         yield error("machine.gpus", why, "choose another hardware=")
     elif here < wanted:
-        why = f"checked for {ctx.machine}; this machine has {here} GPUs"
-        yield note("hardware", why, value=f"{wanted} GPUs")
+        why = f"checked for {ctx.machine}; this machine has {counted(here, 'GPU')}"
+        yield note("hardware", why, value=counted(wanted, "GPU"))
     found = Gpus().read() if ctx.starting and here >= wanted else []
     if gpu is None or not found:  # unknown to NVML
         return

@@ -6,6 +6,7 @@ from omegaconf import OmegaConf
 
 from drzero.ops.resources.cuda import Sight, look
 from drzero.ops.resources.gpu import gpus_here
+from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note
 from drzero.recipe.compose import process_env
@@ -43,14 +44,12 @@ def _asks(ctx: CheckContext, key: str) -> bool:
 
 def judge(sight: Sight, here: int, wanted: int) -> Iterator[Finding]:
     """Findings for a run that wants `wanted` of a machine's `here` GPUs."""
-    shown = str(sight)
+    shown, gpus = str(sight), counted(here, "GPU")
     if not sight.torch:
         why = f"torch did not start in a separate process ({sight.fault})"
-        yield error(
-            KEY, why, "repair the installation, or the driver that it waits for", value=f"{here} GPUs"
-        )
+        yield error(KEY, why, "repair the installation, or the driver that it waits for", value=gpus)
     elif sight.cuda is None:
-        why = f"torch {sight.torch} is built without CUDA, and this machine has {here} GPUs"
+        why = f"torch {sight.torch} is built without CUDA, and this machine has {gpus}"
         fix = "install the torch of constraints-gpu.txt in a build for CUDA, or use hardware=cpu"
         yield error(KEY, why, fix, value=shown)
     elif sight.fault is not None:
@@ -58,14 +57,15 @@ def judge(sight: Sight, here: int, wanted: int) -> Iterator[Finding]:
         fix = "see `nvidia-smi -q` and the kernel's log; restart the machine, or leave that GPU out"
         yield error(KEY, f"{which} did not answer: {sight.fault}", fix, value=shown)
     elif not sight.available and sight.visible is None:
-        why = f"torch for CUDA {sight.cuda} finds none of {here} GPUs ({sight.why or 'it does not say why'})"
+        reason = sight.why or "it does not say why"
+        why = f"torch for CUDA {sight.cuda} finds none of {gpus} ({reason})"
         yield error(KEY, why, "the driver must be new enough for that CUDA: update it", value=shown)
     elif len(sight.devices) < min(wanted, here):
-        why = f"torch sees {len(sight.devices)} of this machine's {here} GPUs, and the run uses {wanted}"
+        why = f"torch sees {len(sight.devices)} of this machine's {gpus}, and the run uses {wanted}"
         yield error(KEY, why, _HIDDEN, value=shown)
     elif broken := [index for index, device in enumerate(sight.devices) if device.fault]:
         listed = "; ".join(f"GPU {index}: {sight.devices[index].fault}" for index in broken)
         why = f"torch cannot compute on every GPU that it sees ({listed})"
         yield error(KEY, why, "leave it out by CUDA_VISIBLE_DEVICES, or use another machine", value=shown)
     else:
-        yield note(KEY, shown, value=f"{here} GPUs")
+        yield note(KEY, shown, value=gpus)

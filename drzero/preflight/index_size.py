@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from drzero.ops.resources.cgroup import memory_limit
 from drzero.ops.resources.gpu import gpus_here
+from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
 from drzero.preflight.cost import hours
 from drzero.preflight.finding import Finding, error, refusal
@@ -95,7 +96,7 @@ def require_room(planned: Planned, config: DictConfig, machine: Machine, embeds_
         fast, slow = (planned.embedding_seconds(speed) for speed in speeds)
         low_s, high_s = low_s + fast, high_s + slow
     line = (
-        f"{size.chunks:,} chunks of {size.text_bytes // size.chunks:,} bytes, {planned.chunks:,} of them to "
+        f"{counted(size.chunks, 'chunk')} of {size.text_bytes // size.chunks:,} bytes, {planned.chunks:,} to "
         f"embed, {size.dimension} numbers a vector: about {gib(size.serving_bytes)} of memory to serve and "
         f"{gib(size.building_bytes)} to build, {gib(size.disk_bytes)} of disk and "
         f"{gib(size.journal_bytes)} more while building"
@@ -122,8 +123,11 @@ def _require_quota(config: DictConfig, chunks: int) -> None:
 
 
 def gib(size: float) -> str:
-    """Bytes as GiB."""
-    return f"{size / GIB:,.3g} GiB"
+    """Bytes in three digits as GiB, or as MiB or KiB if they are few."""
+    for unit, bytes_each in (("GiB", GIB), ("MiB", 2**20), ("KiB", 2**10)):
+        if (value := size / bytes_each) >= 0.995 or unit == "KiB":
+            break
+    return f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {unit}"
 
 
 def _lacking(config: DictConfig, size: IndexSize, there: int, embeds_only: bool) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.cluster.cluster import Cluster, Node, ask_cluster
 from drzero.ops.cluster.on_node import facts
-from drzero.ops.text import is_loopback
+from drzero.ops.text import counted, is_loopback
 from drzero.preflight.context import CheckContext
 from drzero.preflight.environment import writable_place
 from drzero.preflight.finding import Finding, error, note, warning
@@ -86,14 +86,16 @@ def judge_size(config: DictConfig, cluster: Cluster) -> Iterator[Finding]:
     nodes, gpus = config.machine.nodes, config.machine.gpus
     cpus = CPUS_A_GPU * gpus
     fit = [node for node in cluster.alive if node.gpu >= gpus and node.cpu >= cpus]
-    listed = ", ".join(f"{node} {node.gpu:g} GPUs and {node.cpu:g} CPUs" for node in cluster.alive)
+    listed = ", ".join(
+        f"{node} {counted(node.gpu, 'GPU')} and {counted(node.cpu, 'CPU')}" for node in cluster.alive
+    )
     if len(fit) < nodes:
         why = (
-            f"{nodes} nodes of {gpus} GPUs and {cpus} CPUs are declared, and the Ray cluster has {len(fit)} "
-            f"({listed or 'no node'})"
+            f"{counted(nodes, 'node')} of {counted(gpus, 'GPU')} and {counted(cpus, 'CPU')} are declared, "
+            f"and the Ray cluster has {len(fit)} ({listed or 'no node'})"
         )
-        counted = " Ray counts what --num-gpus and --num-cpus say."
-        yield error("machine.nodes", why, f"start the others by `ray start --address=…`.{counted}")
+        fix = "start the others by `ray start --address=…`. Ray counts what --num-gpus and --num-cpus say."
+        yield error("machine.nodes", why, fix)
         return
     if cluster.free["gpu"] < nodes * gpus:
         why = f"{cluster.free['gpu']:g} of the cluster's GPUs are free, and {nodes * gpus} are needed"

@@ -82,7 +82,7 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
             )
     write_world(world, corpus)
     say("corpus", f"an invented world of {len(world.passages)} passages in {corpus}")
-    with working("models", "unpacking them"), redirect_stderr(io.StringIO()):
+    with working("models", "unpacking the demo's models"), redirect_stderr(io.StringIO()):
         models = prepare_demo_models(corpus / "models")
     say("models", f"{', '.join(folder.name for folder in models)} in {corpus / 'models'}")
     sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}"]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from drzero.ops.bearer import MODEL_KEY, bearer_headers, bearer_of
 from drzero.ops.console import say
-from drzero.ops.text import is_loopback
+from drzero.ops.text import counted, is_loopback
 from drzero.preflight.finding import refusal
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import CONFIG_DIR
@@ -122,7 +122,8 @@ def requests_report(endpoint: ChatEndpoint) -> dict[str, Any]:
     """How the endpoint's requests of this start went."""
     return {
         "requests": endpoint.requests,
-        "failed_requests": endpoint.failed_requests,
+        "failed_requests": endpoint.failures.total(),
+        "failures": dict(endpoint.failures.most_common(3)),
         "answers_without_usage": endpoint.without_usage,
         "parameters_left_out": sorted(endpoint.left_out),
     }
@@ -136,6 +137,7 @@ def request_lines(report: Mapping[str, Any]) -> Sequence[str]:
             f"{report['failed_requests']} of {report['requests']} requests failed and were repeated; their "
             "cost is not included"
         )
+        lines += [f"{counted(times, 'request')} failed: {why}" for why, times in report["failures"].items()]
     if report["answers_without_usage"]:
         lines.append(f"{report['answers_without_usage']} answers did not report their tokens")
     if report["parameters_left_out"]:

@@ -29,6 +29,7 @@ from drzero.ops.console import say
 from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
+from drzero.ops.text import counted
 from drzero.preflight.inputs import gate_questions
 from drzero.recipe.fingerprint import fingerprint, fingerprint_index
 from drzero.recipe.indices import corpus_of
@@ -119,7 +120,8 @@ def _prepare(config: DictConfig) -> tuple[Path, dict[str, Any]]:
     lines += json.loads((Path(config.out_dir) / FILE).read_text(encoding="utf-8"))["lines"]
     if prompts.cycles > 1:
         asked = sum(prompts.hop_counts.values())
-        lines.append(f"{prompts.train_documents} documents for {asked} prompts: some documents come twice")
+        shown = counted(prompts.train_documents, "document")
+        lines.append(f"{shown} for {counted(asked, 'prompt')}: some come twice")
     return prompts.train_path, known | {"lines": lines}
 
 

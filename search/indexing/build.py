@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from drzero.ops.files import recover, sole_writer, work_folder
+from drzero.ops.text import counted
 from search.chroma.store import BEING_WRITTEN
 from search.embedders import OTHER_EMBEDDER, SAMPLED, Embedder, EmbedderError, EmbedderSpec
 from search.errors import StoreError
@@ -74,7 +75,7 @@ class IndexReport:
     def __str__(self) -> str:
         info, changes = self.info, self.changes
         parts = [
-            f"{info.documents} documents in {info.chunks} chunks, {info.embedder} "
+            f"{counted(info.documents, 'document')} in {counted(info.chunks, 'chunk')}, {info.embedder} "
             f"({info.dimension} dimensions, {_prefixes(info)}), version {info.version[:12]}, "
             f"{self.seconds:.1f} s"
         ]
@@ -82,13 +83,14 @@ class IndexReport:
             parts.append("exists with the same content and embedder: left unchanged")
         elif changes and changes.existing:
             parts.append(
-                f"{changes.added} documents added, {changes.changed} changed, {changes.removed} removed, "
-                f"{changes.kept} unchanged; {self.embedded} chunks embedded"
+                f"{counted(changes.added, 'document')} added, {changes.changed} changed, "
+                f"{changes.removed} removed, {changes.kept} unchanged; "
+                f"{counted(self.embedded, 'chunk')} embedded"
             )
         if self.resumed:
-            parts.append(f"{self.resumed} chunks had been embedded by an earlier run")
+            parts.append(f"{counted(self.resumed, 'chunk')} embedded by an earlier run")
         if self.survey.duplicates:
-            parts.append(f"{self.survey.duplicates} duplicates skipped")
+            parts.append(f"{counted(self.survey.duplicates, 'duplicate')} skipped")
         if not self.is_written:
             parts.append("embedded and not written: a run without embed_only writes the index")
         return "; ".join(parts)

@@ -114,7 +114,7 @@ def test_help_lists_actions_and_flags(capsys):
         parse(["--help"])
     shown = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(f"  {name}" in shown for name in ACTIONS) and "--gpu-type" in shown
+    assert all(f"  {name}  " in shown for name in ACTIONS) and "--gpu-type" in shown
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from drzero.loop.plan import compose_loop, plan_loop
 from drzero.loop.report import print_loop, read_answers
 from drzero.loop.seeds import SeedsFailed, run_seeds, seed_overrides, split_seeds
 from drzero.ops.errors import OutOfTime, RunFailed
+from drzero.ops.process.lock import HeldLock
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.errors import CheckError
 
@@ -133,6 +134,25 @@ def test_status_shows_the_loops_of_all_seeds(tmp_path, capsys):
     assert main(["status", f"paths.checkpoints={tmp_path}"]) == 0
     shown = capsys.readouterr().out
     assert all(f"loop, seed{seed}" in shown and f"solver_iter{seed}" in shown for seed in (1, 2))
+
+
+@pytest.mark.parametrize("has_loop", [False, True])
+def test_status_names_a_run_that_lives_outside_a_loop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], has_loop: bool
+) -> None:
+    if has_loop:
+        (tmp_path / "evolve").mkdir()
+        Manifest(tmp_path / "evolve" / "manifest.json").begin("solver_iter1", {}, {})
+    (tmp_path / "ended").mkdir()
+    (tmp_path / "ended" / "lock").touch()
+    with HeldLock(tmp_path / "preview" / "lock"):
+        assert main(["status", f"paths.checkpoints={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    assert f"preview runs: `drzero top {tmp_path / 'preview'}` shows it" in shown
+    assert "ended runs" not in shown and ("solver_iter1" in shown) == has_loop
+    # Without it, there is nothing to show but the loop.
+    assert main(["status", f"paths.checkpoints={tmp_path}"]) == (0 if has_loop else 2)
+    assert "preview runs" not in capsys.readouterr().out
 
 
 def test_status_shows_a_stage_whose_results_are_being_removed_as_to_redo(tmp_path, capsys):

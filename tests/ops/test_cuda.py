@@ -60,7 +60,7 @@ def test_a_start_on_a_gpu_machine_with_the_torch_of_a_cpu_is_an_error_before_any
     config = compose_stage("challenger", ["hardware=single_gpu", "model=smollm2-135m"])
     found = [one for one in preflight(config, "challenger", starting=True).findings if one.key == "CUDA"]
     assert [one.severity for one in found] == [Severity.ERROR]
-    assert "is built without CUDA, and this machine has 1 GPUs" in found[0].why
+    assert "is built without CUDA, and this machine has 1 GPU" in found[0].why
     assert "hardware=cpu" in found[0].fix
 
 

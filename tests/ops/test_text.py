@@ -4,11 +4,27 @@ import math
 
 import pytest
 
-from drzero.ops.text import did_you_mean, is_loopback, is_number, nearest, suggest
+from drzero.ops.text import counted, did_you_mean, is_loopback, is_number, nearest, suggest
 
 
 def test_the_closest_names_come_first() -> None:
     assert nearest("solvr", ["challenger", "solver", "resolver"], n=2) == ["solver", "resolver"]
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "shown"),
+    [
+        (1, "GPU", "1 GPU"),
+        (0, "GPU", "0 GPUs"),
+        (8.0, "CPU", "8 CPUs"),
+        (1.0, "CPU", "1 CPU"),
+        (13594, "chunk", "13,594 chunks"),
+        (2500000, "chunk", "2,500,000 chunks"),
+        (0.5, "GPU", "0.5 GPUs"),
+    ],
+)
+def test_a_number_has_its_noun(number: float, noun: str, shown: str) -> None:
+    assert counted(number, noun) == shown
 
 
 def test_an_unknown_name_gets_a_question_only_if_one_looks_like_it() -> None:

@@ -161,6 +161,7 @@ def _snapshot(seconds: float) -> dict[str, Any]:
         "rates": {"produced": 0.05, "accepted": 0.05, "invalid": 0.0, "stale": 0.0},
         "waiting": {"point": "buffer", "have": 3.0, "want": 4.0, "since_s": 12.0},
         "warmup": seconds < 100,
+        "about": {} if seconds < 100 else {"warmup_s": 75.4},
         "symptoms": [],
     }
 

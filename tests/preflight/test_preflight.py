@@ -15,6 +15,7 @@ from terminal import terminal_as_stdout
 from drzero.cli import main
 from drzero.commands.models import state_and_size
 from drzero.preflight.finding import PreflightFailed, Severity, error, note, warning
+from drzero.preflight.index_size import gib
 from drzero.preflight.memory_ledger import Ledger
 from drzero.preflight.model_shape import KNOWN, config_of
 from drzero.preflight.report import print_reports, verdict
@@ -130,6 +131,31 @@ def test_an_interrupted_download_is_no_model(
     (report,) = json.loads(judged(capsys, 2, "challenger", *places(prepared, tmp_path), *ON_HUB, "--json"))
     (why,) = (finding["why"] for finding in report["findings"] if "does not answer" in finding["why"])
     assert ("Qwen/Qwen3-8B" in why) == (fault is not None) and (fault or "org/embedder") in why
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0.00 KiB"),
+        (549000, "536 KiB"),
+        (1, "0.00 KiB"),
+        (2**20, "1.00 MiB"),
+        (75000000.0, "71.5 MiB"),
+        (2**30, "1.00 GiB"),
+        (25.5 * 2**30, "25.5 GiB"),
+        (1200 * 2**30, "1,200 GiB"),
+        (2**30 - 1, "1.00 GiB"),
+    ],
+)
+def test_a_size_has_three_digits_in_a_unit_that_fits(size: float, shown: str) -> None:
+    assert gib(size) == shown
+
+
+def test_a_missing_demo_model_names_the_command_that_puts_it_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["hardware=cpu", "model=demo-policy", f"paths.corpus={tmp_path}"]
+    assert f"drzero demo-data paths.corpus={tmp_path}" in judged(capsys, 2, "challenger", *words)
 
 
 @pytest.mark.parametrize(

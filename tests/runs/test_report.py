@@ -219,6 +219,8 @@ def test_the_check_list_answers_from_the_data(run: Path) -> None:
         "Does every trajectory count?",
     ):
         assert answers[question] == "yes"
+    ended = answers_of(run)["Did the buffer fill and the warm-up end?"]
+    assert ended.evidence == "complete after 75.4 s"  # as the diagnosis has it
     states = {state.name: state for state in component_states(RunFolder(run))}
     assert (states["retrieval"].restarts, states["retrieval"].good, states["trainer"].good) == (1, True, True)
 

@@ -89,6 +89,8 @@ class TestOnATerminal:
         terminal.press(b"\x03")
         assert terminal.read_to_end() == 130
         assert terminal.display.endswith("drzero replay: interrupted; rerun to resume")
+        conditions = re.findall(r"^(trainer|solver|retrieval) +(\w+)", terminal.scrolled, re.MULTILINE)
+        assert dict(conditions) == {"trainer": "ended", "solver": "stopped", "retrieval": "stopped"}
         assert not terminal.screen.cursor.hidden
 
     def test_a_failure_ends_below_the_picture_with_its_cause_and_the_log(
@@ -368,6 +370,14 @@ def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:
     assert files.poll() == ([1], [])
     shown = screen(files.state, [], 0.0, 80, 24).plain
     assert "reward" not in shown and re.search(r"format +0\.5 ▄", shown)
+
+
+def test_what_was_up_when_its_block_was_left_is_stopped() -> None:
+    """A Ctrl-C leaves no word of the trainer's end."""
+    state = RunState(FACTS, components={"trainer": "running", "solver": "healthy", "retrieval": "dead"})
+    state.close()
+    assert state.components == {"trainer": "stopped", "solver": "stopped", "retrieval": "dead"}
+    assert state.ended is not None and "trainer    stopped" in screen(state, [], 0.0, 80, 40).plain
 
 
 def test_the_expected_end_comes_from_the_steps_of_this_start() -> None:

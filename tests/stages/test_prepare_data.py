@@ -93,7 +93,7 @@ def test_a_mapped_table_is_indexed_and_its_quality_is_told_and_written(prepared,
     assert quality["source"]["duplicates"]["count"] == 1
     assert quality["prompts"]["too_short"] == {"count": 1, "examples": ["RF Radio."]}
     told = capsys.readouterr().out
-    for line in ("1 faulty records or files skipped", "1 duplicates skipped", "1 of 13 entries too short"):
+    for line in ("1 faulty records or files skipped", "1 duplicate", "1 of 13 entries too short"):
         assert line in told
     assert sum(quality["chains"].values()) == 13
     assert sum(quality["prompts"]["hops"].values()) == 8
@@ -202,7 +202,7 @@ def test_what_was_embedded_alone_gives_the_prompts_of_one_run(prepared, tmp_path
     assert "embedded and not written" in capsys.readouterr().out
     assert not (tmp_path / "parts" / "chromadb").exists() and not (tmp_path / "parts" / "data").exists()
     assert main(command) == 0
-    assert "60 chunks had been embedded by an earlier run" in capsys.readouterr().out
+    assert "60 chunks embedded by an earlier run" in capsys.readouterr().out
     assert main(["prepare-data", *arguments(prepared, tmp_path / "one")]) == 0
     shown = [
         [read_parquet(file).to_pylist() for file in sorted((tmp_path / run / "data").glob("*.parquet"))]

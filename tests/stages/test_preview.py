@@ -115,6 +115,7 @@ def test_every_prompt_is_asked_tried_judged_and_counted_with_its_tokens(finished
             assert line["evidence"].startswith("found: [1]") and line["answer"] in line["evidence"]
     assert finished.dropped == finished.requests // 5 > 10
     assert f"{finished.dropped} of {finished.requests} requests failed and were repeated" in finished.out
+    assert f"{finished.dropped} requests failed: HTTP 503" in finished.out
     assert finished.report["failed"] == 0 and finished.lines("failures.jsonl")[1:] == []
     assert all(record["reward"]["valid"] for record in finished.records)
     cost = finished.report["cost"]

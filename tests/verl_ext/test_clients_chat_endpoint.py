@@ -207,10 +207,11 @@ def test_a_key_repeated_by_the_server_is_not_shown() -> None:
 def test_failed_requests_are_retried_and_counted(serve: Serve) -> None:
     (played,), chat = attempt(serve(503, 429, said(ANSWER)))
     assert played.finished and played.answer == "Kestmoor"
-    assert (chat.requests, chat.failed_requests) == (3, 2)
+    assert chat.requests == 3
+    assert sorted(reason.partition(":")[0] for reason in chat.failures) == ["HTTP 429", "HTTP 503"]
     (played,), chat = attempt(serve(503))
     assert not played.finished and played.answer is None and "HTTP 503" in str(played.failure)
-    assert (chat.requests, chat.failed_requests) == (3, 3)
+    assert (chat.requests, chat.failures.total()) == (3, 3)
 
 
 def test_a_later_refusal_ends_only_its_own_conversation(serve: Serve) -> None:
@@ -230,5 +231,5 @@ def test_a_rejected_parameter_is_renamed_or_dropped(monkeypatch: pytest.MonkeyPa
         peer = Peer(server.url.removesuffix("/v1"))
         (played,), chat = attempt(peer, {"model": MODEL})
     assert played.finished and played.answer
-    assert chat.left_out == {"temperature"} and chat.failed_requests == 0
+    assert chat.left_out == {"temperature"} and chat.failures.total() == 0
     assert "max_completion_tokens" in server.requests[-1] and "max_tokens" not in server.requests[-1]

@@ -7,9 +7,10 @@ dialogue.answer(["[1] Orrin: a town …"])
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import httpx
@@ -64,7 +65,7 @@ class ChatEndpoint:
     retries: int = 5  # per request
 
     requests: int = 0
-    failed_requests: int = 0
+    failures: Counter[str] = field(default_factory=Counter)  # of failed requests, by reason
     without_usage: int = 0  # answers without token counts
 
     def __post_init__(self) -> None:
@@ -104,10 +105,10 @@ class ChatEndpoint:
                 if not self._adapts_to(response, sent):
                     return self._read(response)
             except httpx.TransportError as error:
-                self.failed_requests += 1
+                self.failures[type(error).__name__] += 1
                 raise ServerUnavailable(f"{type(error).__name__} {error}".rstrip()) from error
-            except ServerUnavailable:
-                self.failed_requests += 1
+            except ServerUnavailable as error:
+                self.failures[str(error)[:200]] += 1
                 raise
         raise SolverServerError(f"{self.url} refuses every form of a request: {self._words(response)}")
 

@@ -93,11 +93,11 @@ def _flow_checks(run: RunFolder) -> Iterator[RunCheck]:
         f"some did in {moving} of {len(counted)} snapshots",
     )
     filled = [record for record in counted if not record["warmup"]]
-    yield RunCheck(
-        "Did the buffer fill and the warm-up end?",
-        bool(filled),
-        f"after {filled[0]['time'] - run.flow[0]['time']:.0f} s" if filled else "nothing has been trained on",
-    )
+    took = next((took for r in filled if (took := r.get("about", {}).get("warmup_s")) is not None), None)
+    if took is None and filled:
+        took = filled[0]["time"] - run.flow[0]["time"]
+    ended = "nothing has been trained on" if took is None else f"complete after {took:.1f} s"
+    yield RunCheck("Did the buffer fill and the warm-up end?", bool(filled), ended)
     lost = {name: samples.get(name, 0) for name in ("invalid", "failed", "stale", "lost")}
     shown = ", ".join(f"{name} {count:.0f}" for name, count in lost.items() if count) or "none was dropped"
     if filtered := samples.get("filtered"):

@@ -48,6 +48,7 @@ def following(config: DictConfig, *, relayed: bool = False) -> Iterator[None]:
             yield
         finally:
             follower.close()
+            files.state.close()
 
 
 class LiveView:

@@ -54,6 +54,9 @@ class RunFacts:
         return cls(config.run.name, config.get("method"), steps, price)
 
 
+UP = ("healthy", "running", "starting")
+
+
 @dataclass
 class RunState:
     """A run's present start, and the metrics of all its steps. Times are Unix seconds."""
@@ -92,6 +95,13 @@ class RunState:
     def phase_began(self) -> float | None:
         """When that phase began."""
         return float(self.beats[-1]["time"]) if self.beats else self.began
+
+    def close(self) -> None:
+        """Mark what was up as stopped: nothing outlives the block that runs it, and Ctrl-C leaves no word."""
+        up = [name for name, condition in self.components.items() if condition in UP]
+        self.components.update(dict.fromkeys(up, "stopped"))
+        if up and self.ended is None:
+            self.ended = time.time()
 
     def left_s(self, now: float) -> float | None:
         """Expected seconds to the end of the last step. None until this start has finished a step."""
