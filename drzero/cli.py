@@ -18,6 +18,7 @@ from typing import Any
 from drzero.ops.bearer import MODEL_KEY
 from drzero.ops.console import leave_stdout, replace_unshowable, set_verbose
 from drzero.ops.errors import OutOfTime, RunFailed, UserError
+from drzero.ops.notices import plain
 from drzero.ops.proxies import check_proxies, spare_loopback
 from drzero.ops.text import did_you_mean
 
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, code = f"{place} cannot be written: {error.strerror}. {advice}", 2
     except KeyboardInterrupt:
         message, code = "interrupted; rerun to resume", 130
-    print(f"drzero {name}: {message}", file=sys.stderr)
+    print(f"drzero {name}: {plain(message)}", file=sys.stderr)
     return code
 
 

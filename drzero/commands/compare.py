@@ -34,7 +34,7 @@ def run_compare(arguments: Sequence[str]) -> None:
     if not changes:
         raise CheckError(f"{arguments[0]} and {arguments[1]} have answered nothing in common")
     for warning in _differing_conditions(*map(Path, arguments)):
-        print(warning)
+        console().print(warning, soft_wrap=True)
     table = _table("right, exact McNemar test", "won", "lost")
     for name, change in changes.items():
         shares = (f"{change.before:.3f}", f"{change.after:.3f}", f"{change.effect:+.3f}")

@@ -57,12 +57,12 @@ def run_config(arguments: Sequence[str]) -> None:
         raise NoSuchKey(f"no key or group of ours is named {wanted!r}{hint}")
     if len(found) == 1:
         for name, text in _facts(*found[0]):
-            console().print(f"{name:<9}{text}", markup=False, highlight=False)
+            console().print(f"{name:<9}{text}")
         return
     table = new_table(None, "key", "takes", "default", "changes")
     for key, stages in found:
         table.add_row(key.name, key.allowed, _default(key, stages), _changes(key, stages) or "–")
-    console().print(table, markup=False)
+    console().print(table)
 
 
 def as_markdown() -> str:

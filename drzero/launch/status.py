@@ -46,7 +46,7 @@ def main() -> int:
         table.add_row(folder.name, state["action"], shown, *amounts, state["app"] or "–")
     console().print(table)
     for reason in reasons:
-        print(reason)
+        console().print(reason, soft_wrap=True)
     if not (place("checkpoints") / "evolve" / "manifest.json").is_file():
         return 0
     sys.stdout.flush()

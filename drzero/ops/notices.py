@@ -17,7 +17,8 @@ _HIDDEN = ("cost",)
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 # Control characters except the line feed, and characters that reorder text, are invisible or invalid.
 _OBEYED = re.compile(
-    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
@@ -58,6 +59,11 @@ def notice_of(event: Mapping[str, Any]) -> Notice | None:
 def shown_line(raw: bytes) -> str:
     """A line of another program's output, and of a progress bar that rewrites it only the last state."""
     return plain(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+
+
+def one_line(text: str) -> str:
+    """`plain`, with spaces for line feeds."""
+    return plain(text).replace("\n", " ")
 
 
 def plain(text: str) -> str:

@@ -23,7 +23,7 @@ _LABEL = max(map(len, Severity))
 
 def print_reports(reports: Sequence[Report]) -> None:
     """Print each stage's findings (worst first) and memory ledger, then a verdict."""
-    out, printed = console(highlight=False, markup=False), set[Finding]()
+    out, printed = console(), set[Finding]()
     for report in reports:
         new = [finding for finding in report.findings if finding not in printed]
         printed.update(new)

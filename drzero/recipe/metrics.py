@@ -1,5 +1,6 @@
 """A training run's metrics by step, over all its starts, and the tokens that it spent."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -107,11 +108,11 @@ def read_metrics(folder: Path) -> Steps:
     return steps_of(MetricsTail(folder))
 
 
-def steps_of(tail: MetricsTail) -> Steps:
-    """`read_metrics` of a tail, which knows afterwards what it left out."""
+def steps_of(tail: MetricsTail, prefixes: tuple[str, ...] = ("",)) -> Steps:
+    """`read_metrics` of a tail, which knows afterwards what it left out, or only its metrics so named."""
     steps: Steps = {}
     for step, data in tail.stream(to_end=True):
-        add_step(steps, step, data)
+        add_step(steps, step, {sys.intern(name): data[name] for name in data if name.startswith(prefixes)})
     return dict(sorted(steps.items()))
 
 

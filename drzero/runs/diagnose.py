@@ -7,9 +7,9 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-
+from drzero.ops.notices import one_line
 from drzero.ops.watchdog.post_mortem import examine
+from drzero.recipe.tables import console
 from drzero.runs.run_folder import named_run
 from drzero.stages.flight_recorder import dumps_of
 from drzero.stages.watch import CAUSES
@@ -19,11 +19,11 @@ def run_diagnose(arguments: Sequence[str]) -> None:
     """Print how the run in a folder ended. Raises NotARun for a folder without a run."""
     run = named_run(arguments, "diagnose")
     death = examine(run, CAUSES)
-    console = Console(width=110, highlight=False)
+    out = console()
     state = death.state
     if run.is_running:
         state = "still running" if state == "cut off" else f"still running; until now: {state}"
-    console.print(f"{arguments[0]}: {state}", markup=False, soft_wrap=True)
+    out.print(f"{arguments[0]}: {state}", soft_wrap=True)
     if run.is_running and death.state != "stalled":
         return
     log = run.folder / "logs" / f"{death.culprit}.log"
@@ -40,4 +40,4 @@ def run_diagnose(arguments: Sequence[str]) -> None:
     ]
     for name, text in lines:
         if text:
-            console.print(f"  {name:<14}{text}", markup=False, soft_wrap=True)
+            out.print(one_line(f"  {name:<14}{text}"), soft_wrap=True)

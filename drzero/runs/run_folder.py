@@ -1,13 +1,15 @@
 """A run's folder as typed records, in whatever state the run is: finished, killed, running, empty.
 
-    run.kind, run.ending.sentence, run.steps[3]["drzero/reward/score"]
+    run.kind, run.ending.sentence, run.steps[3]["drzero/val/em"]
 
 A missing or cut file reads as empty. `drzero.runs.report.trajectories` reads trajectories one by one.
 """
 
 import json
+import os
 import re
 import shlex
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from typing import Any, Literal
 import yaml
 
 from drzero.ops.errors import UserError
+from drzero.ops.files import open_regular
 from drzero.ops.notices import ALARM_KIND
 from drzero.ops.process.lock import lock_is_held
 from drzero.ops.records import HEARTBEATS, OUT_OF_TIME, Record, RunRecords, read_object
@@ -32,6 +35,8 @@ Kind = Literal["training", "preview", "synthesize", "evaluate", "merge", "loop"]
 
 MANIFEST = "manifest.json"
 _SIGNS = (f"{RESOLVED}.yaml", "logs", HEARTBEATS, "dumps", "metrics", "report.json", MANIFEST, RESULT)
+_DRAWN = ("drzero/collapse/", "drzero/val/", "drzero/failures/share", "drzero/rollout/token_drift_rate")
+_DRAWN += ("response_length/mean", "training/global_step")
 _SERIOUS = {"crash", "hung", "silent", "restart", "stall", "exit", OUT_OF_TIME, "end", ALARM_KIND}
 
 
@@ -64,8 +69,8 @@ class RunFolder(RunRecords):
     """One run. Every property is read from its files on first use."""
 
     def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise NotARun(f"{folder} is no folder")
+        if not os.path.isdir(folder):  # `Path.is_dir` raises for a name that is too long
+            raise NotARun(f"{str(folder)[:200]} is no folder")
         if (folder / "evolve" / MANIFEST).is_file():
             folder = folder / "evolve"
         if not any((folder / sign).exists() for sign in _SIGNS):
@@ -106,8 +111,8 @@ class RunFolder(RunRecords):
     @cached_property
     def config_text(self) -> str:
         """The config's file, or empty."""
-        with suppress(OSError):
-            return (self.folder / f"{RESOLVED}.yaml").read_text(encoding="utf-8", errors="replace")
+        with suppress(OSError), open_regular(self.folder / f"{RESOLVED}.yaml") as file:
+            return file.read().decode(errors="replace")
         return ""
 
     def setting(self, key: str) -> Any:
@@ -136,9 +141,9 @@ class RunFolder(RunRecords):
 
     @cached_property
     def steps(self) -> Steps:
-        """The metrics by step."""
+        """The metrics by step that a page needs: all of a long run's would fill the memory."""
         tail = MetricsTail(self.folder)
-        steps = steps_of(tail)
+        steps = steps_of(tail, _DRAWN)
         self.unreadable |= tail.unreadable
         return steps
 
@@ -225,13 +230,22 @@ class RunFolder(RunRecords):
 
     def step_at(self, time: float) -> float | None:
         """The step at a time, with the fraction that had passed. None before the first."""
-        rows = [phase for phase in self.phases if phase.start <= time and phase.step > 0]
-        if not rows:
+        trained, spans = self._spans
+        place = bisect_right(trained, time, key=lambda phase: phase.start)
+        if not place:
             return None
-        step = rows[-1].step
-        of_step = [phase for phase in self.phases if phase.step == step]
-        length = sum(phase.seconds for phase in of_step) or 1.0
-        return step - 1 + min(max(time - of_step[0].start, 0.0) / length, 1.0)
+        step = trained[place - 1].step
+        start, length = spans[step]
+        return step - 1 + min(max(time - start, 0.0) / (length or 1.0), 1.0)
+
+    @cached_property
+    def _spans(self) -> tuple[list[PhaseTime], dict[int, tuple[float, float]]]:
+        """The phases of steps, and when each step began and how long it took."""
+        trained, spans = [phase for phase in self.phases if phase.step > 0], dict[int, tuple[float, float]]()
+        for phase in trained:
+            start, length = spans.get(phase.step, (phase.start, 0.0))
+            spans[phase.step] = start, length + phase.seconds
+        return trained, spans
 
 
 def named_run(arguments: Sequence[str], command: str) -> RunFolder:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
 
 from drzero.ops.flow.workers import read_workers
+from drzero.ops.notices import one_line
 from drzero.ops.process.child import components_of
 from drzero.ops.process.lock import lock_holder
 from drzero.ops.records import FLOW_FILE
@@ -39,6 +39,7 @@ from drzero.ops.watchdog.diagnosis import (
 from drzero.ops.watchdog.movement import Patience, Stall
 from drzero.ops.watchdog.report import grouped, last_line, next_page, stall_report
 from drzero.recipe.errors import CheckError
+from drzero.recipe.tables import console
 from drzero.runs.loop_folder import last_stage
 from drzero.runs.run_folder import RunFolder, named_run
 from drzero.runs.view.run_state import RunFacts, RunFiles, RunState
@@ -62,9 +63,9 @@ def run_stacks_now(arguments: Sequence[str]) -> None:
     seconds = time.monotonic() - began
     text = stall_report(look.situation, diagnosis, look.landmarks, look.state.usage, streams, seconds)
     page.write_text(text, encoding="utf-8")
-    console = Console(width=110, highlight=False)
+    out = console()
     for line in _lines(arguments[0], look, diagnosis, page, seconds):
-        console.print(line, markup=False, soft_wrap=True)
+        out.print(one_line(line), soft_wrap=True)
 
 
 def _stage_of(folder: Path) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from rich.markup import escape
+from rich.text import Text
 
 from data.examples import Example, Examples, evidence, spread
 from drzero.ops.notices import plain
@@ -47,10 +47,10 @@ def print_examples(examples: Examples, name: str) -> None:
     """Print both kinds, a few lines each."""
     out = console()
     for title, kind in (("accepted", examples.accepted), ("rejected", examples.rejected)):
-        out.print(f"[bold]{escape(name)}: {title}[/bold]" + ("" if kind else ": none"), highlight=False)
+        out.print(Text(f"{plain(name)}: {title}", "bold").append("" if kind else ": none", "not bold"))
         for example in kind:
             for line in lines_of(example):
-                out.print(line, soft_wrap=True, markup=False, highlight=False)
+                out.print(line, soft_wrap=True)
 
 
 def lines_of(example: Example) -> Iterator[str]:

@@ -143,9 +143,9 @@ def print_preview(report: Mapping[str, Any], name: str) -> None:
     print_examples(Examples.from_dict(report["examples"]), name)
     print("\nthe corpus:" if report["lacks"] else "\nthe corpus: no fault found in this sample")
     for line in report["lacks"]:
-        print(f"  • {line}")
+        console().print(f"  • {line}", soft_wrap=True)
     for line in cost_lines(report):
-        print(line)
+        console().print(line, soft_wrap=True)
 
 
 def cost_lines(report: Mapping[str, Any]) -> Iterator[str]:

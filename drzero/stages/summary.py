@@ -115,7 +115,7 @@ def print_summary(config: DictConfig) -> dict[str, float]:
     for name, path in places.items():
         lines[name] = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
     for name, text in lines.items():
-        out.print(f"  {name:<38} {text}", soft_wrap=True, markup=False, highlight=False)
+        out.print(f"  {name:<38} {text}", soft_wrap=True)
     if examples:
         print_examples(examples, config.run.name)
     return figures

@@ -121,7 +121,7 @@ def _sample_missing(
         config, specs, journal.path, partial(play_samples, config, model, missing, journal)
     )
     for reason, times in Counter(failure.reason for failure in failed).most_common(3):
-        print(f"failed {times} times, to be retried by the next run: {reason}")
+        console().print(f"failed {times} times, to be retried by the next run: {reason}", soft_wrap=True)
 
 
 def merge_if_needed(config: DictConfig) -> str:
@@ -339,5 +339,5 @@ def print_report(report: Mapping[str, Any], name: str) -> None:
         price = "" if asked["usd"] is None else f", ${asked['usd']:.2f}"
         print(f"the endpoint read {report['tokens_in']:,} tokens and wrote {report['tokens_out']:,}{price}")
         for line in request_lines(asked):
-            print(line)
+            console().print(line, soft_wrap=True)
     print(f"{report['accepted']} of {report['prompts']} prompts gave a pair")

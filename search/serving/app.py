@@ -7,6 +7,7 @@ A token protects `/retrieve` and `/index`. The other paths stay open for load ba
 import asyncio
 import hmac
 import json
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -308,6 +309,8 @@ def _rest(retrieval: Retrieval, is_known: Callable[[bytes], bool], with_token: b
         except Exception as error:  # any error that a query would get
             reason = str(error) if isinstance(error, Unavailable) else _plain(error)
             status = INDEX_UNAVAILABLE if isinstance(error, IndexUnavailable) else 503
+            if with_token:  # who has none learns of a place only its last name
+                reason = re.sub(r"\S*/", "", reason)
             return JSONResponse({"detail": reason}, status, {"Retry-After": "1"})
         return JSONResponse({"status": "ok", **({} if with_token else described())})
 

@@ -370,6 +370,8 @@ def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(
         (["report"], "name one folder"),
         (["report", "a", "b"], "name one folder"),
         (["report", "a", "--port", "80"], "name one folder"),
+        (["report", "a" * 5000], "is no folder"),
+        (["diagnose", "a\0b"], "is no folder"),
         (["report", "a", "--watch", "--port", "http"], "is no port"),
         (["export-log", "--all"], "takes one argument: the folder of a run"),
     ],
@@ -561,6 +563,34 @@ def test_a_long_series_keeps_its_peaks_and_dips_in_order(values: list[int], at_m
     kept = thinned([{"time": time, "value": value} for time, value in points], "time", "value", at_most)
     assert len(kept) <= at_most + 1 and set(kept) <= set(points) and kept == sorted(kept)
     assert {min(values), max(values)} <= {value for _, value in kept}
+
+
+def test_a_long_run_has_a_page_of_the_size_of_a_short_one(tmp_path: Path) -> None:
+    steps = range(1, 3001)
+    data = {"drzero/collapse/entropy": 0.5, "training/global_step": 1}
+    metrics = ({"step": s, "data": data | {"drzero/val/em": float(s == 1234)}} for s in steps)
+    lines(tmp_path / "metrics" / "attempt_001.jsonl", metrics)
+    rows = (
+        {"time": 10.0 * s + a, "step": s, "phase": p} for s in steps for a, p in ((0, "rollout"), (6, "save"))
+    )
+    lines(tmp_path / "heartbeats.jsonl", rows)
+    alarms = (event(0, "alarm", "trainer", "x" * 5000, step=s) | {"time": 10.0 * s} for s in steps)
+    lines(tmp_path / "logs" / "events.jsonl", alarms)
+    usage = ({"time": 1.0, "component": f"worker {n}", "cpu_share": 0.5, "rss_mb": 7} for n in steps)
+    lines(tmp_path / "samples.jsonl", usage)
+    judged = ({"score": 0.0, "k": s % 6, "n": 5} for s in steps)
+    tally = Tally()
+    for step, reward in zip(steps, judged, strict=True):
+        tally.add(Trajectory("f", 1, "k", Conversation(()), step=step, score=float(step), reward=reward))
+    charts = {chart.name: chart.spec for chart in training_charts(RunFolder(tmp_path), tally)}
+    assert {"reward", "solved", "entropy", "validation", "phases", "cpu"} <= charts.keys()
+    for name, spec in charts.items():
+        assert len(spec["data"]["values"]) <= (1500 if name == "solved" else 500), name
+        assert len(json.dumps(spec)) < 300_000
+    assert max(row["mean"] for row in charts["validation"]["data"]["values"]) == 1.0  # no peak is lost
+    assert sum(len(layer["data"]["values"]) for layer in charts["entropy"]["layer"] if "data" in layer) <= 200
+    (tmp_path / "resolved.yaml").write_text("method: hrpo\n")
+    assert len(write_report(tmp_path).read_bytes()) < 5_000_000
 
 
 def test_too_many_trajectories_leave_some_of_every_step(tmp_path: Path) -> None:
@@ -760,7 +790,14 @@ def test_a_live_page_serves_the_runs_files_and_nothing_else(served: tuple[Path, 
     (folder.parent / "other" / "secret.json").write_text("{}")
     linked = httpx.get(url + "/dumps/step_0001.jsonl")
     assert linked.status_code == 200 and linked.headers["content-type"].startswith("text/plain")
-    for path in ("/%2e%2e/other/secret.json", "/../other/secret.json", "//etc/passwd.json"):
+    for path in (
+        "/%00.json",
+        f"/{'a' * 5000}.json",
+        f"/run/{'a' * 5000}.json",
+        "/%2e%2e/other/secret.json",
+        "/../other/secret.json",
+        "//etc/passwd.json",
+    ):
         assert httpx.get(url + path).status_code == 404
     assert httpx.get(url + "/logs/trainer.log").status_code == 404
     assert httpx.get(url + "/", headers={"Host": "evil.example"}).status_code == 403

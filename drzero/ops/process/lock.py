@@ -40,7 +40,7 @@ class HeldLock:
 
 def lock_is_held(path: Path) -> bool:
     """Whether some process holds the lock now."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # `Path.is_file` raises for a name that is too long
         return False
     with path.open("rb") as file:
         try:

@@ -85,12 +85,13 @@ def examine(place: Path | RunRecords, causes: Sequence[Cause] = ()) -> Death:
 def _blamed(events: Sequence[Record], ended_well: bool) -> Record | None:
     """The event that ended the run: a service that never came back, or a stall after which nothing moved."""
     blamed, of_services = None, _FAILURES - {SILENT} if ended_well else _FAILURES
+    ready = {event["component"]: place for place, event in enumerate(events) if event["kind"] == "ready"}
+    moves = [place for place, event in enumerate(events) if event["kind"] in ("progress", "exit")]
     for place, event in enumerate(events):
-        kind, later = event["kind"], events[place + 1 :]
-        is_back = any(e["kind"] == "ready" and e["component"] == event["component"] for e in later)
+        kind, is_back = event["kind"], ready.get(event["component"], -1) > place
         if (kind in of_services and not is_back) or (kind == "exit" and event.get("code")):
             return event
-        if kind == "stall" and not any(e["kind"] in ("progress", "exit") for e in later):
+        if kind == "stall" and not (moves and moves[-1] > place):
             blamed = event
         if kind == "end" and blamed is None:
             blamed = event

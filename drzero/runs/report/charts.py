@@ -13,7 +13,7 @@ from typing import Any
 from vl_convert import vegalite_to_png
 
 from drzero.ops.files import atomic_write
-from drzero.runs.report.figures import Estimate, Tally, thinned
+from drzero.runs.report.figures import Estimate, Tally, extremes, thinned
 from drzero.runs.run_folder import Mark, RunFolder
 
 Spec = dict[str, Any]
@@ -24,6 +24,8 @@ _LIGHT = ["#2a9d9d", "#b8a02e", "#777777", "#e78ac3", "#6fb7e9", "#a3561f"]
 _NARROW = 330
 """Pixels of a chart on a phone, which a legend and the names on an axis must fit."""
 _GRID = "#88888840"
+_MOST_MARKS, _MOST_STEPS, _MOST_SERIES, _LONGEST_TIP = 200, 240, 24, 300
+"""What a page draws of a run, however long: marks, columns, series of a chart, characters of a tip."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def style(ink: str = "currentColor") -> Spec:
 
 def training_charts(run: RunFolder, tally: Tally) -> list[Chart]:
     """The charts of a training run."""
-    marks, format_parts = run.marks, ("think", "tool", "answer_part")
+    marks, format_parts = _few(run.marks), ("think", "tool", "answer_part")
     parts = [name for name in tally.names if name not in format_parts]
     means = {
         "reward": ("Reward and its parts", [tally.means(name) for name in parts]),
@@ -122,6 +124,18 @@ _OF_STEPS = {
 }
 
 
+def _few(marks: Sequence[Mark]) -> Sequence[Mark]:
+    return marks[:: -(-len(marks) // _MOST_MARKS) or 1]
+
+
+def _some_steps(rows: Sequence[ChartRow], about: str) -> tuple[list[ChartRow], str]:
+    """Of many steps every second, third …, evenly over the run."""
+    steps = sorted({row["step"] for row in rows})
+    every = -(-len(steps) // _MOST_STEPS)
+    kept = set(steps[::every])
+    return [row for row in rows if row["step"] in kept], about + f" Every {every}th step." * (every > 1)
+
+
 def _rows(groups: Iterable[Sequence[Estimate]]) -> list[ChartRow]:
     return [asdict(one) | {"name": one.name.replace("_", " ")} for group in groups for one in group]
 
@@ -169,6 +183,10 @@ def _lines(
 ) -> list[Chart]:
     if not rows:
         return []
+    by: dict[str, list[ChartRow]] = {}
+    for row in rows:
+        by.setdefault(row["name"], []).append(row)
+    rows = [row for of in [*by.values()][:_MOST_SERIES] for row in extremes(of, lambda one: one["mean"])]
     x, color, y = step_axis({row["step"] for row in rows}), _color("name", rows), _number("mean")
     if not any(row["mean"] or row.get("high") for row in rows):
         y["scale"] = {"domain": [0, 1]}  # else an axis of nothing but zeros has its only label in the middle
@@ -193,7 +211,7 @@ def step_axis(steps: set[int]) -> Spec:
 
 
 def _rules(axis: Spec, marks: Iterable[tuple[float, Mark]]) -> list[Spec]:
-    values = [{"at": at, "kind": mark.kind, "text": mark.text} for at, mark in marks]
+    values = [{"at": at, "kind": mark.kind, "text": mark.text[:_LONGEST_TIP]} for at, mark in marks]
     if not values:
         return []
     rule = {"type": "rule", "strokeDash": [4, 3], "strokeWidth": 2, "color": "#d1495b"}
@@ -210,7 +228,7 @@ def _columns(rows: Sequence[ChartRow], mark: str, encoding: Spec, marks: Sequenc
 
 
 def _solved(tally: Tally, marks: Sequence[Mark]) -> list[Chart]:
-    rows = tally.solved()
+    rows: Sequence[ChartRow] = tally.solved()
     if not rows:
         return []
     share = {"field": "share", "type": "quantitative", "scale": {"domainMin": 0}, "legend": {"format": "%"}}
@@ -223,11 +241,12 @@ def _solved(tally: Tally, marks: Sequence[Mark]) -> list[Chart]:
         "Share of the step's questions by how many of the solver's attempts were right. "
         "Those between none and all earn the difficulty reward."
     )
+    rows, about = _some_steps(rows, about)
     return [Chart("solved", "Solved by k of n attempts", about, _columns(rows, "rect", encoding, marks))]
 
 
 def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
-    rows = [asdict(phase) for phase in run.phases if phase.step > 0 and phase.phase != "done"]
+    rows: list[ChartRow] = [vars(phase) for phase in run.phases if phase.step > 0 and phase.phase != "done"]
     if not rows:
         return []
     encoding: Spec = {
@@ -235,7 +254,7 @@ def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
         "color": _color("phase", rows),
         "tooltip": [*_fields("step", "phase"), *_fields("seconds", aggregate="sum", format=".1f")],
     }
-    about = "Seconds of each step, a repeated step's summed."
+    rows, about = _some_steps(rows, "Seconds of each step, a repeated step's summed.")
     return [Chart("phases", "Time by phase", about, _columns(rows, "bar", encoding, marks))]
 
 
@@ -289,7 +308,7 @@ def _over_time(
     start = min(times, default=0.0)
     rows: list[ChartRow] = [
         {"minutes": round((time - start) / 60, 3), "name": shown, "value": value}
-        for shown, records in series
+        for shown, records in series[:_MOST_SERIES]
         for time, value in thinned(records, "time", "value")
     ]
     if not rows:
@@ -299,7 +318,7 @@ def _over_time(
     tip = [*_fields("minutes", format=".1f"), {"field": "name"}, *_fields("value", format=".3~f")]
     encoding = {"y": _number("value"), "color": _color("name", rows), "tooltip": tip}
     line = {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": encoding}
-    rules = _rules(x, (((mark.time - start) / 60, mark) for mark in run.marks))
+    rules = _rules(x, (((mark.time - start) / 60, mark) for mark in _few(run.marks)))
     spec = {"data": {"values": rows}, "encoding": {"x": x}, "layer": [line, *rules]}
     return [Chart(name, title, about, spec)]
 

@@ -6,14 +6,17 @@ they share weights and prompts, so they say nothing about another seed. Invalid 
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import TypeVar
 
 from scipy import stats
 
 from drzero.runs.report.trajectories import Trajectory
 from drzero.stages.evaluate.intervals import LEVEL, wilson
+
+Point = TypeVar("Point")
 
 
 @dataclass(frozen=True)
@@ -75,9 +78,11 @@ class Tally:
 
     def solved(self) -> list[dict[str, float]]:
         """For each step, k and n, the share of the questions that k of n attempts answered right."""
-        rows = []
+        rows, all_of = [], Counter[int]()
+        for (step, _, _), count in self._solved.items():
+            all_of[step] += count
         for step, n in sorted({(step, n) for step, _, n in self._solved}):
-            tried = sum(count for (of, _, _), count in self._solved.items() if of == step)
+            tried = all_of[step]
             for k in range(n + 1):
                 count = self._solved[step, k, n]
                 rows.append({"step": step, "k": k, "n": n, "questions": count, "share": count / tried})
@@ -116,9 +121,16 @@ def thinned(
     points = [
         (float(row[time]), float(row[value])) for row in rows if isinstance(row.get(value), (int, float))
     ]
+    return extremes(points, itemgetter(1), at_most)
+
+
+def extremes(points: Sequence[Point], value: Callable[[Point], float], at_most: int = 240) -> list[Point]:
+    """About `at_most` points: the smallest and largest of each stretch, in order."""
     if len(points) <= at_most:
-        return points
+        return list(points)
     size = -(-len(points) * 2 // at_most)
-    stretches = (points[i : i + size] for i in range(0, len(points), size))
-    ends = ({min(s, key=itemgetter(1)), max(s, key=itemgetter(1))} for s in stretches)
-    return [point for pair in ends for point in sorted(pair)]
+    kept = []
+    for start in range(0, len(points), size):
+        stretch = sorted(range(start, min(start + size, len(points))), key=lambda i: value(points[i]))
+        kept += [points[place] for place in sorted({stretch[0], stretch[-1]})]
+    return kept

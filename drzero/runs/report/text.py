@@ -12,8 +12,8 @@ LONGEST = 20_000
 # Controls except tab and line feed, direction marks, characters without a shape, and halves of surrogate
 # pairs, which UTF-8 cannot carry. The joiners U+200C and U+200D stay, because scripts need them.
 _UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+    "\u3164\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
 
 
@@ -61,7 +61,8 @@ def _shown(value: Any) -> Any:
     """Every value that a template prints passes here before it is escaped."""
     if value is None:
         return "–"
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return visible(value[:LONGEST]) + "…" * (len(value) > LONGEST) if is_text else value
 
 
 FOLDER = Path(__file__).parent / "html"

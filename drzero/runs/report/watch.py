@@ -6,6 +6,7 @@ machine, because a foreign page could otherwise reach the server under another n
 
 import hashlib
 import math
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -102,9 +103,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
 
     def _linked(self, path: str) -> Path | None:
-        file = (self._live.folder.parent / path.lstrip("/")).resolve()
+        file = Path(os.path.realpath(self._live.folder.parent / path.lstrip("/").replace("\0", "")))
         is_inside = any(file.is_relative_to(folder) for folder in self._live.folders)
-        return file if is_inside and file.suffix in _LINKED and file.is_file() else None
+        return file if is_inside and file.suffix in _LINKED and os.path.isfile(file) else None
 
     def _send(self, body: bytes, kind: str) -> None:
         self.send_response(HTTPStatus.OK)

@@ -9,6 +9,7 @@ Stages and the loop write the file when they end. Use this command for a killed 
 from anywhere, but its links lead to the run's own files, so move them together.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -72,7 +73,7 @@ def run_report(arguments: Sequence[str]) -> None:
     folders = [word for word in words if word != "--watch"]
     if len(folders) != 1 or folders[0].startswith("-") or (port is not None and not watch):
         raise BadArguments("drzero report RUN_DIR [--watch [--port N]]: name one folder of a run (run.dir)")
-    folder = Path(folders[0]).resolve()
+    folder = Path(os.path.abspath(folders[0]))
     if not watch:
         print(write_report(folder))
         return

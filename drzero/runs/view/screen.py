@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from drzero.ops.notices import Notice, plain
+from drzero.ops.notices import Notice, one_line
 from drzero.recipe.metrics import ALARMS, COLUMNS, columns_of, is_training, k_of_n
 from drzero.runs.view.run_state import RunState, shown_s, shown_time
 
@@ -49,7 +49,7 @@ def trend(values: Sequence[float]) -> str:
 
 
 def _headline(state: RunState, now: float) -> Text:
-    line = Text(plain(state.facts.name), "bold")
+    line = Text(one_line(state.facts.name), "bold")
     where = state.phase
     if state.facts.steps and state.step:
         where = f"step {min(state.step, state.facts.steps)} of {state.facts.steps}, {where}"
@@ -60,7 +60,7 @@ def _headline(state: RunState, now: float) -> Text:
         where += f" for {shown_s(now - since)}"
         if (wait := state.waits_for) and wait.get("filtered"):
             where += f", {wait['have']:g} of {wait['want']:g} groups there, {wait['filtered']:g} scored alike"
-    return line.append(f": {where}", "")
+    return line.append(one_line(f": {where}"), "")
 
 
 def _times(state: RunState, now: float) -> Text:
@@ -83,7 +83,7 @@ def _figures(state: RunState, width: int) -> Iterator[Text]:
     for name, key in columns_of(state.facts.method, state.metrics).items():
         values = [step[key] for step in state.metrics.values() if key in step]
         if values:
-            label = plain(name.replace("\n", " "))
+            label = one_line(name)
             bad = key in (ALARMS, "drzero/failures/share", "drzero/rollout/token_drift_rate") and values[-1]
             cell = Text(f"{label:<17}").append(f"{values[-1]:>7.3g} ", "bold red" if bad else "bold")
             cells.append(cell.append(f"{trend(values):<{_TREND}}", "cyan"))
@@ -104,7 +104,7 @@ def _components(state: RunState) -> Iterator[Text]:
         if condition == "starting" and name in state.usage and "state" not in usage:
             condition = "running"  # a main command has no health check
         style = "green" if condition in _WELL else "bold red"
-        line = Text(f"{plain(name):<11}").append(f"{plain(condition):<10}", style)
+        line = Text(f"{one_line(name):<11}").append(f"{one_line(condition):<10}", style)
         if usage and condition not in ("stopped", "ended", "dead", "gone"):
             line.append(f"CPU {usage.get('cpu_share', 0.0):>4.1f}{usage.get('rss_mb', 0) / 1024:>6.1f} GiB")
             if usage.get("gpu_mb"):

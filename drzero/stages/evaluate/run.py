@@ -105,7 +105,7 @@ def _report(
     scores = evaluation.scores(records, [failure.job for failure in failed], f"{config.run.name}: {shown}")
     console().print(scores.table)
     for line in [*scores.lines, *(f"failed {n} times: {why}" for why, n in reasons.most_common(3))]:
-        print(line)
+        console().print(line, soft_wrap=True)
     report = {"model": shown, "conditions": evaluation.conditions, **scores.report, "failures": reasons}
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     announce(folder / REPORT)
