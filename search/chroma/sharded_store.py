@@ -5,6 +5,7 @@
 
 import hashlib
 import heapq
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -35,6 +36,11 @@ def shard_of(document: str, shards: int) -> int:
     return int.from_bytes(hashlib.sha256(document.encode()).digest()[2:10]) % shards
 
 
+# What Chroma's server (1.5) accepts, else it refuses a collection after everything is embedded.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,510}[A-Za-z0-9]")
+_ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
+
+
 @dataclass(frozen=True)
 class ShardLayout:
     """The shards of one index: `places` that hold them in turn, the collection's name, and their number."""
@@ -52,6 +58,12 @@ class ShardLayout:
             raise StoreError(
                 f"chroma.path names {listed} for chroma.shards={shards}: name each place once, and no more "
                 "places than shards"
+            )
+        longest = f"{collection}-00-of-{shards:02d}" if shards > 1 else collection
+        if not _NAME.fullmatch(longest) or ".." in longest or _ADDRESS.fullmatch(longest):
+            raise StoreError(
+                f"chroma.collection={collection} is no name for Chroma: write 3 to 512 of a-z, A-Z, 0-9, ._- "
+                "(no .. and no IP address), beginning and ending with a letter or digit"
             )
         return cls(places, collection, shards)
 

@@ -103,17 +103,21 @@ def _prefixes(info: CollectionInfo) -> str:
 
 
 @contextmanager
-def naming_a_full_disk() -> Iterator[None]:
-    """Raise StoreError for a full disk, which SQLite and the system report differently."""
+def naming_unwritable(target: object) -> Iterator[None]:
+    """Raise StoreError where an index cannot be written. SQLite and the system report that differently."""
     try:
         yield
+    except (ConnectionError, TimeoutError):
+        raise
     except (sqlite3.OperationalError, OSError) as error:
-        is_full = error.errno == errno.ENOSPC if isinstance(error, OSError) else "full" in str(error)
-        if not is_full:
-            raise
-        raise StoreError(
-            f"the disk is full ({error}): make room and run it again, it resumes where it stopped"
-        ) from error
+        fix = "choose another place, or make it one that you may write"
+        number = getattr(error, "errno", None)  # SQLite's errors have none
+        is_full = "full" in str(error) or "disk I/O" in str(error)
+        if is_full or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            fix = (
+                "the disk is full, or a limit (ulimit -f) is reached: make room and run it again, it resumes"
+            )
+        raise StoreError(f"{target} cannot be written ({error}): {fix}") from error
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from search.indexing.build import (
     IndexReport,
     Unwritten,
     as_settings,
-    naming_a_full_disk,
+    naming_unwritable,
     needs_replace,
     target_folder,
     version_of,
@@ -123,7 +123,7 @@ def build(
     is_kept = options.embed_only and not isinstance(target, Shards)
     if isinstance(target, Shards):
         target.layout.check_count()
-    with target_folder(target.folder, str(target), is_kept) as folder, naming_a_full_disk():
+    with naming_unwritable(target), target_folder(target.folder, str(target), is_kept) as folder:
         if isinstance(target, Shards):
             report = _build_shards(corpus, target, embedder, encoder, options, folder)
         else:

@@ -48,6 +48,7 @@ class Reading:
     files: int = 0
     faults: Faults = field(default_factory=Faults)
     left_out: dict[str, "Some"] = field(default_factory=dict)  # files of unknown formats, by suffix
+    formats: dict[tuple[str, str], str] = field(default_factory=dict)  # by a page's file name and title
     notes: dict[str, "Some"] = field(default_factory=dict)  # how files were read, such as an encoding
 
     def lines(self) -> Iterator[str]:
@@ -166,6 +167,9 @@ class Corpus:
             raise ValueError(KINDS)
         if file.kind not in RECORDS:
             title, text, markdown = read_document(file, hints)
+            page = (file.path.name.partition(".")[0], title.casefold())
+            if reading.formats.setdefault(page, file.kind) != file.kind:
+                tell("is here in another format too: leave one out, else its questions come twice")
             record = {"id": file.id, "title": title, "text": text, "markdown": markdown}
             yield _document(Fields(), record, Origin(name))
             return

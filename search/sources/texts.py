@@ -8,7 +8,7 @@ The title is the text's own first heading, else the page's head or front matter,
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 from markdown_it import MarkdownIt
@@ -17,12 +17,26 @@ from markdown_it.token import Token
 from search.sources.files import COMPRESSED, Hints, SourceFile, read_text
 from search.sources.rst import rst_to_html
 
+if TYPE_CHECKING:
+    from bs4 import Tag
+
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n(.*?\r?\n)?---[ \t]*(\r?\n|\Z)", re.DOTALL)
 # Parts of a page without text: menus, scripts, links to headings.
 _NO_TEXT = (
-    "script,style,template,noscript,svg,nav,header,footer,aside:not(.admonition),form,button,.headerlink,"
-    ".sidebar"
+    "head,title,script,style,template,noscript,svg,nav,header,footer,aside:not(.admonition,.sidebar),form,button,dialog,"
+    "input,[hidden],[role=navigation],[role=search],[role=banner],[role=contentinfo],"
+    "[aria-label*=breadcrumb i]"
 )
+_HEADING_LINKS = ".headerlink,.hash-link,.header-anchor,.anchor-heading,.heading-anchor,a.anchor,a.mark"
+# The same by the names that DocBook, Sphinx, MkDocs, Docusaurus, Hugo and others give them.
+_FURNITURE = re.compile(
+    r"(.*[-_])?(breadcrumbs?|toc|toctree|table-?of-?contents|menu|submenu|mainmenu|searchmenu|navbar|pager|pagination)"
+    r"([-_].*)?|nav|(doc|page|pagi)-?nav|nav(header|footer|bar)|(sphinx)?sidebar|related|prev-next.*|skip-?(to|link).*|"
+    r".*edit-(this-)?page|(post|page|article|td-page)-meta.*|.*last-?(modified|updated?|mod)|.*footer|md-source-file|"
+    r"headerlink|(theme-doc-)?version-badge|toplang|bottomlang|quickview",
+    re.IGNORECASE,
+)
+_HEADINGS = [f"h{level}" for level in range(1, 7)]
 _LABEL = ".admonition-title"  # "Note" above a note, a box on the page, becomes a line
 _MAIN = ("main", "[role=main]", "article", "body")
 PARSED = 4_000_000  # Most characters of a text that are parsed
@@ -127,13 +141,56 @@ def from_html(text: str) -> tuple[str, str]:
     )
     try:
         page = BeautifulSoup(text, "html.parser")
-        title = page.title.get_text() if page.title else ""
-        main = next((found for part in _MAIN if (found := page.select_one(part))), page)
-        for part in main.select(_NO_TEXT):
+        title = " ".join(page.title.get_text().split()) if page.title else ""
+        for part in page.select(_HEADING_LINKS):
             part.decompose()
+        main = next((found for part in _MAIN if (found := page.select_one(part))), page)
+        if heading := _own_heading(page, main, title):
+            main.insert(0, heading.extract())
+        _remove_furniture(main)
         for label in main.select(_LABEL):
             label.append(":")
         markdown = converter.convert_soup(main)
     except RecursionError as error:
         raise ValueError("html nested too deep") from error
-    return " ".join(title.split()), re.sub(r"\n{3,}", "\n\n", str(markdown)).strip() + "\n"
+    return title, re.sub(r"\n{3,}", "\n\n", str(markdown)).strip() + "\n"
+
+
+def _own_heading(page: "Tag", main: "Tag", title: str) -> "Tag | None":
+    """The page's own h1, if it is in a header or outside of the main part, where the site's name is too."""
+    for heading in [*main.find_all("h1"), *page.find_all("h1")]:
+        is_inside = main in heading.parents
+        header = heading.find_parent("header")
+        if is_inside and header is None:
+            return None
+        words = " ".join(heading.get_text().split())
+        if words and (title.startswith(words) or (is_inside and main.name != "body")):
+            return heading
+    return None
+
+
+def _remove_furniture(main: "Tag") -> None:
+    """Remove menus, tables of contents and the like, but nothing that holds most of the text."""
+    most = len(main.get_text()) // 2
+    for part in main.select(_NO_TEXT):
+        part.decompose()
+    for part in main.find_all(True):
+        if part.decomposed or part.name in ("html", "body", "h1", "h2"):
+            continue
+        names = [*part.get_attribute_list("class"), *part.get_attribute_list("id")]
+        if any(name and _FURNITURE.fullmatch(name) for name in names):
+            size = len(part.get_text())
+            linked = sum(len(link.get_text()) for link in part.find_all("a"))
+            # DocBook's sidebars are boxes of text.
+            if size <= most and not part.find("h1") and ("sidebar" not in names or 2 * linked > size):
+                part.decompose()
+    headings = main.find_all(_HEADINGS)
+    for links in main.find_all(["ul", "ol"]):
+        targets = links.find_all("a")
+        linked = sum(len("".join(link.get_text().split())) for link in targets)
+        is_here = all(str(link.get("href", "")).startswith("#") for link in targets)
+        if len(targets) > 1 and is_here and 5 * linked > 4 * len("".join(links.get_text().split())):
+            above = links.find_previous_sibling()
+            if above in headings[1:]:  # "Contents"
+                above.decompose()
+            links.decompose()

@@ -25,9 +25,12 @@ from hypothesis import strategies as st
 from loopback_hub import NO_HUB, LoopbackHub
 
 from drzero.ops.hub import hub_fault
+from search.chroma.location import ChromaPlace, connect
 from search.embedders import EmbedderSpec
+from search.errors import StoreError
+from search.indexing.adopt import measured_distance
 from search.indexing.journal import IndexJournal, Survey
-from search.indexing.shards import build_index
+from search.indexing.shards import build_index, chroma_target
 from search.sources.corpus import Corpus, Reading
 from search.sources.document import CorpusError, Document, Fields
 
@@ -295,6 +298,103 @@ def test_a_page_gives_its_main_part_as_markdown(tmp_path: Path) -> None:
     assert page.text == f"Lists have a `sort()` method.\n\n## Keys\n\n{fence}"
 
 
+TEXT, LAST = "<p>Lists have a sort method, which is stable.</p>", "<p>Keys are cached.</p>"
+PAGES = {
+    "docusaurus": f"""<title>Sorting | Site</title><nav
+class="navbar"><a>Site</a></nav><main><article>
+<nav
+class="theme-doc-breadcrumbs" aria-label="Breadcrumbs"><ul><li>Basics</ul></nav>
+<span class="theme-doc-version-badge badge">Version: 3</span>
+<div
+class="tocCollapsible theme-doc-toc-mobile"><button>On this page</button></div>
+<div
+class="markdown"><header><h1>Sorting</h1></header>{TEXT}
+<h2>Keys<a class="hash-link" href="#keys">\u200b</a></h2>{LAST}</div><footer>Edit this page</footer></article>
+<nav
+class="pagination-nav"><a>Download the ebook</a></nav></main><footer>Imprint</footer>""",
+    "hugo": f"""<title>Sorting | Blog</title><header><h1>Blog</h1></header><main><ol class="breadcrumb">
+<li>Docs</ol>
+<div
+class="td-content"><header class="post-header"><h1>Sorting</h1><div
+class="post-meta">4 min</div></header>
+<div
+class="toc"><summary>Table of Contents</summary><ul><li><a href="#k">Keys</a></ul></div>{TEXT}
+<h2>Keys<a class="anchor" href="#k">#</a></h2>{LAST}<div
+class="td-page-meta__lastmod">fix</div></div></main>""",
+    "mkdocs": f"""<title>Sorting - Docs</title><header class="md-header">Docs</header><main class="md-main">
+<div
+class="md-sidebar"><nav>Home</nav></div><article class="md-content__inner">
+<h1>Sorting<a class="headerlink">¶</a></h1>{TEXT}<h2>Keys</h2>{LAST}
+<div
+class="md-source-file">Last update: 2024</div><form>Helpful?</form></article></main>""",
+    "sphinx": f"""<title>Sorting — Manual</title><div
+class="related" role="navigation"><h3>Navigation</h3></div>
+<div
+class="document"><div
+class="body" role="main"><h1>Sorting</h1>{TEXT}
+<div
+class="toctree-wrapper"><ul><li><a href="x">X</a></ul></div><h2>Keys</h2>{LAST}</div></div>
+<div
+class="sphinxsidebar">Quick search</div>""",
+    "docbook": f"""<title>Sorting</title><ul class="docnav"><li>Prev</ul><div
+class="section">
+<h2 class="title">Sorting</h2><div
+class="toc"><p><b>Table of Contents</b></p><a href="#k">Keys</a></div>{TEXT}
+<h3>Keys</h3><div
+class="sidebar">{LAST}</div></div><div
+class="navfooter">Next</div>""",
+    "a header of its own": f"""<title>Sorting in Python</title><body><header><h1>Sorting</h1><p>by Vell</p>
+</header>
+<h2>Contents</h2><ul><li><a href="#k">Keys</a><li><a href="#o">Other keys</a></ul>{TEXT}
+<h2>Keys</h2>{LAST}</body>""",
+    "a site's header": f"""<title>Sorting – The Site</title><body><header><h1>The Site</h1></header>
+<h2>Sorting</h2>
+{TEXT}<h3>Keys</h3>{LAST}</body>""",
+    "above the main part": f"<title>Sorting</title><h1>Sorting</h1><main>{TEXT}<h2>Keys</h2>{LAST}</main>",
+}
+
+
+@pytest.mark.parametrize("generator", PAGES)
+def test_a_page_has_its_own_name_and_its_text_without_what_is_around_it(
+    tmp_path: Path, generator: str
+) -> None:
+    (page,) = read(write(tmp_path, {"a.html": PAGES[generator]}))
+    level = "###" if generator in ("docbook", "a site's header") else "##"
+    text = f"Lists have a sort method, which is stable.\n\n{level} Keys\n\nKeys are cached.\n"
+    assert (page.title, page.text) == ("Sorting", text)
+
+
+def test_furniture_that_holds_most_of_a_page_is_its_text(tmp_path: Path) -> None:
+    page = f'<h1>Menus</h1><div class="menu">{TEXT}{LAST}</div>'
+    assert read(write(tmp_path, {"a.html": page}))[0].text.count("\n\n") == 1
+
+
+def test_a_page_in_two_formats_is_told(tmp_path: Path) -> None:
+    files = {
+        "html/a.html": PAGE,
+        "html/_sources/a.rst.txt": "Sorting",
+        "md/a.md": "# Sorting\nLists.",
+        "b.md": "# B\nText.",
+    }
+    list(Corpus(write(tmp_path, files)).read(reading := Reading()))
+    assert [line.partition(": ")[2] for line in reading.lines()] == [
+        "is here in another format too: leave one out, else its questions come twice"
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.txt.gz", "a.json.gz"])
+def test_a_giant_record_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("files", "records"):
+        monkeypatch.setattr(f"search.sources.{module}.LONGEST_LINE", 4000)
+    giant = "a " * 4000
+    content = {"a.jsonl.gz": f'{{"text": "A"}}\n{{"text": "{giant}"}}\n', "a.csv.gz": f"text\nA\n{giant}\n"}
+    data = content.get(name, f'[{{"text": "{giant}"}}]').encode()
+    with pytest.raises(CorpusError, match="longer than 256 MiB: split it"):
+        read(write(tmp_path, {name: gzip.compress(data)}) / name)
+
+
 def test_rst_gives_markdown_and_what_only_sphinx_knows_shows_its_text(tmp_path: Path) -> None:
     (page,) = read(write(tmp_path, {"a.rst": RST}))
     assert (page.title, page.markdown) == ("Sorting", True)
@@ -551,6 +651,32 @@ def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_b
     ]
 
 
+@pytest.mark.parametrize("name", ["a", "a b", "-abc", "a..b", "1.2.3.4", "x" * 513, "übung"])
+def test_a_name_that_chroma_refuses_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+    with pytest.raises(StoreError, match="is no name for Chroma: write 3 to 512 of"):
+        chroma_target([tmp_path / "chroma"], name)
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "/dev/null/x", "{}/a.jsonl/x", "{}/" + "x" * 300])
+def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path, place: str) -> None:
+    write(tmp_path, {"a.jsonl": '{"text": "A town."}'})
+    with pytest.raises(StoreError, match=r"cannot be written \(.+\): choose another place"):
+        build_index(tmp_path / "a.jsonl", place.format(tmp_path), "corpus", EmbedderSpec("packaged-minilm"))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+@pytest.mark.parametrize("space", ["cosine", "ip", "l2"])
+@pytest.mark.parametrize("old", [True, False])
+def test_the_distance_of_another_tools_collection_is_measured(tmp_path: Path, space: str, old: bool) -> None:
+    where: dict[str, Any] = (
+        {"metadata": {"hnsw:space": space}} if old else {"configuration": {"hnsw": {"space": space}}}
+    )
+    with connect(ChromaPlace.parse(tmp_path / "chroma"), create=True) as client:
+        handle = client.create_collection("papers", embedding_function=None, **where)
+        handle.add(ids=["a", "b"], embeddings=[[2.0, 0.0], [0.0, 3.0]], documents=["a", "b"])
+        assert measured_distance(handle) == space
+
+
 # --- all that is wrong, in one list ------------------------------------------------------------------------
 
 GOOD = b'{"id": "1", "text": "Orrin is a town."}\n'
@@ -603,7 +729,7 @@ def test_more_than_twenty_malformed_sources_are_one_list_and_nothing_is_half_bui
     (source / "no-pipe.txt").symlink_to("gone")
     write(source, {"good.md": "# Orrin\nA town."})
     with pytest.raises(CorpusError) as refused:
-        build_index(source, tmp_path / "chroma", "c", EmbedderSpec("no-such-model"))
+        build_index(source, tmp_path / "chroma", "corpus", EmbedderSpec("no-such-model"))
     message = str(refused.value)
     assert message.splitlines()[0] == f"{source} has {len(MALFORMED) + 2} faults:"
     for name, (_, says) in MALFORMED.items():
