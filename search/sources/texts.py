@@ -170,27 +170,30 @@ def _own_heading(page: "Tag", main: "Tag", title: str) -> "Tag | None":
 
 
 def _remove_furniture(main: "Tag") -> None:
-    """Remove menus, tables of contents and the like, but nothing that holds most of the text."""
-    most = len(main.get_text()) // 2
+    """Remove menus, tables of contents and the like, but no text that is most of the page's."""
     for part in main.select(_NO_TEXT):
         part.decompose()
+    whole = _letters(main)
     for part in main.find_all(True):
         if part.decomposed or part.name in ("html", "body", "h1", "h2"):
             continue
         names = [*part.get_attribute_list("class"), *part.get_attribute_list("id")]
-        if any(name and _FURNITURE.fullmatch(name) for name in names):
-            size = len(part.get_text())
-            linked = sum(len(link.get_text()) for link in part.find_all("a"))
+        if not part.find("h1") and any(name and _FURNITURE.fullmatch(name) for name in names):
+            size, linked = _letters(part), sum(map(_letters, part.find_all("a")))
             # DocBook's sidebars are boxes of text.
-            if size <= most and not part.find("h1") and ("sidebar" not in names or 2 * linked > size):
+            is_text = 2 * linked <= size if "sidebar" in names else 2 * size > whole and 5 * linked < 4 * size
+            if not is_text and size < _letters(main):
                 part.decompose()
     headings = main.find_all(_HEADINGS)
     for links in main.find_all(["ul", "ol"]):
         targets = links.find_all("a")
-        linked = sum(len("".join(link.get_text().split())) for link in targets)
         is_here = all(str(link.get("href", "")).startswith("#") for link in targets)
-        if len(targets) > 1 and is_here and 5 * linked > 4 * len("".join(links.get_text().split())):
+        if len(targets) > 1 and is_here and 5 * sum(map(_letters, targets)) > 4 * _letters(links):
             above = links.find_previous_sibling()
             if above in headings[1:]:  # "Contents"
                 above.decompose()
             links.decompose()
+
+
+def _letters(part: "Tag") -> int:
+    return len("".join(part.get_text().split()))

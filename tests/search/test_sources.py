@@ -369,6 +369,12 @@ def test_furniture_that_holds_most_of_a_page_is_its_text(tmp_path: Path) -> None
     assert read(write(tmp_path, {"a.html": page}))[0].text.count("\n\n") == 1
 
 
+def test_a_page_of_links_keeps_its_heading_alone(tmp_path: Path) -> None:
+    links = "".join(f'<dt><a href="{n}.html">Managing a machine as a whole</a>' for n in range(9))
+    page = f'<title>Book</title><h1>Book</h1><div class="toc"><dl>{links}</dl></div>'
+    assert read(write(tmp_path, {"a.html": page}))[0].text == "# Book\n"
+
+
 def test_a_page_in_two_formats_is_told(tmp_path: Path) -> None:
     files = {
         "html/a.html": PAGE,
