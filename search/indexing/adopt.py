@@ -72,7 +72,7 @@ def adopt(
 def measured_distance(handle: chromadb.Collection) -> str:
     """Return how Chroma measures here, by a query: collections of 0.4 to 0.6 say it in two places."""
     first: Any = handle.get(limit=1, include=["embeddings"])["embeddings"]
-    query = 2.0 * np.asarray(first[0], dtype=np.float32)
+    query: Any = 2.0 * np.asarray(first[0], dtype=np.float32)
     found: Any = handle.query(query_embeddings=[query], n_results=1, include=["embeddings", "distances"])
     vector, said = np.asarray(found["embeddings"][0][0]), found["distances"][0][0]
     lengths = max(float(np.linalg.norm(query) * np.linalg.norm(vector)), 1e-12)
