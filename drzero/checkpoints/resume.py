@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from drzero.checkpoints.reading import read_json, read_settings
 from drzero.ops.console import say
+from drzero.ops.process.isolated import in_child
 from drzero.recipe.errors import CheckError
 from drzero.recipe.settings.schema import run_keys
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, shard_count, step_folder
@@ -22,7 +23,7 @@ _FROM_BASE = "set continue_from=null to start from base_model"
 
 def choose_start(config: DictConfig) -> None:
     """Check the checkpoint to start from, and set `trainer.resume_…` for another run's. Raises CheckError."""
-    checkpoint = find_start(config)
+    checkpoint = in_child(find_start, config)
     if checkpoint is not None and checkpoint.parent != Path(config.run.dir):
         step = int(checkpoint.name.rpartition("_")[2])
         say("challenger", f"continuing from {checkpoint}: the first step is {step + 1}")

@@ -20,21 +20,20 @@ from omegaconf import DictConfig
 from drzero.loop.identity import identity, input_identities, significant_config
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import StageRun, compose_loop, plan_loop
-from drzero.loop.preflight import check_ahead
-from drzero.loop.report import print_loop, report_scores
+from drzero.loop.report import print_loop
 from drzero.loop.seeds import run_seeds, split_seeds
 from drzero.loop.state import check_finished, forget, log_path, prune, recover, split_from, stages_from
 from drzero.ops.console import say, set_verbose
 from drzero.ops.errors import OutOfTime
 from drzero.ops.files import remove_temporaries
 from drzero.ops.process.child import ChildError, Command, end_leftovers
+from drzero.ops.process.isolated import in_child
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import Unfinished, run_supervised
 from drzero.recipe.compose import compose_stage, write_as_run
 from drzero.runs.report.write import reported
 from drzero.runs.view.follow import following
-from drzero.stages.examples import print_examples, read_examples
 from drzero.stages.result import REPORT, RESULT, read_result
 from verl_ext.stop_time import require_time
 
@@ -82,7 +81,7 @@ def run_loop(arguments: Sequence[str]) -> None:
         recover(manifest, configs, folder)
         again = stages_from(redo_from, plan, manifest) if redo_from else []
         check_finished([run for run in plan if run not in again], configs, manifest)
-        check_ahead([r for r in plan if r in again or not manifest.is_complete(r.name)], configs)
+        in_child(_check_ahead, [r for r in plan if r in again or not manifest.is_complete(r.name)], configs)
         forget(again, configs, manifest)
         write_as_run(loop, folder)
         for number, run in enumerate(plan, 1):
@@ -94,6 +93,9 @@ def run_loop(arguments: Sequence[str]) -> None:
             if not loop.keep_checkpoints:
                 prune(run, configs, manifest)
         print_loop(manifest, [run.name for run in plan], running=False)
+        from drzero.loop.report import report_scores
+        from drzero.stages.examples import print_examples, read_examples
+
         evaluated = {
             run.iteration: Path(configs[run.name].run.dir) for run in plan if run.stage == "evaluate"
         }
@@ -102,6 +104,12 @@ def run_loop(arguments: Sequence[str]) -> None:
         for run in last.values():
             if examples := read_examples(Path(configs[run.name].run.dir)):
                 print_examples(examples, run.name)
+
+
+def _check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
+    from drzero.loop.preflight import check_ahead
+
+    check_ahead(runs, configs)
 
 
 def _run_stage(run: StageRun, config: DictConfig, manifest: Manifest, folder: Path) -> None:

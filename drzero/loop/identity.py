@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from data.benchmarks import HUB_PREFIX, split_name
+from drzero.ops.process.isolated import in_child
 from drzero.recipe.fingerprint import (
     fingerprint,
     fingerprint_checkpoint,
@@ -56,9 +56,11 @@ def changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def input_identities(stage: str, config: DictConfig) -> dict[str, str | None]:
     """Content identity of everything that a stage reads, None for a missing file."""
+    from data.benchmarks import split_name
+
     if stage == "merge":
         return {"run": checkpoint_identity(config.source)}
-    collection = fingerprint_index(config)
+    collection = in_child(fingerprint_index, config)
     if stage == "solver":
         return {
             "train": identity(config.data.train_files),
@@ -92,7 +94,7 @@ def same_input(was: str | None, now: str | None) -> bool:
 
 def identity(source: str | Path) -> str | None:
     """The content at a path. A hub id or address is its own identity."""
-    if str(source).startswith(HUB_PREFIX):
+    if str(source).startswith("hf://"):  # a benchmark on the hub
         return str(source)
     path = Path(source)
     if path.name.startswith("global_step_") and path.is_dir():

@@ -10,7 +10,6 @@ from typing import Any
 from rich.table import Table
 
 from data.journal import read_records
-from drzero.loop.changes import gains_over_seeds, loop_changes
 from drzero.loop.manifest import Manifest, StageEntry
 from drzero.ops.files import atomic_write
 from drzero.recipe.tables import console, new_table
@@ -48,6 +47,8 @@ def report_scores(folders: Mapping[int, Path], target: Path) -> None:
     """Print exact match by benchmark and its changes, and write both to `target`."""
     if not folders:
         return
+    from drzero.loop.changes import loop_changes  # with scipy, which a waiting loop must not hold
+
     scores = {iteration: _scores(run) for iteration, run in folders.items()}
     changes = loop_changes({iteration: _records(run) for iteration, run in folders.items()})
     atomic_write(target, json.dumps({"scores": scores, "changes": changes}, indent=1, ensure_ascii=False))
@@ -78,6 +79,8 @@ def _records(run: Path) -> Records:
 
 def print_seeds(seeds: Mapping[int, Mapping[int, Records]]) -> None:
     """Print the change from the base model to the last iteration that all seeds have evaluated."""
+    from drzero.loop.changes import gains_over_seeds
+
     last = last_of_all(seeds.values())
     gains = gains_over_seeds(list(seeds.values()), last) if last else {}
     if not gains:

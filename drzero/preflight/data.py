@@ -70,12 +70,6 @@ def check_solver_data(ctx: CheckContext) -> Iterator[Finding]:
             yield _falls_back(config, path)
 
 
-def use_train_for_missing_val(config: DictConfig) -> None:
-    """Replace a missing validation file, which veRL requires, by the training file."""
-    if not config.data.val_files or not Path(str(config.data.val_files)).exists():
-        config.data.val_files = config.data.train_files
-
-
 def _falls_back(config: DictConfig, path: str | None) -> Finding:
     trainer = config.trainer
     validates = trainer.test_freq > 0 or trainer.val_before_train

@@ -51,6 +51,9 @@ class PreflightFailed(CheckError):
         lines = [str(finding) for finding in findings]
         super().__init__(lines[0] if len(lines) == 1 else f"{len(lines)} errors:\n  " + "\n  ".join(lines))
 
+    def __reduce__(self) -> tuple[type["PreflightFailed"], tuple[list[Finding]]]:
+        return type(self), (self.findings,)
+
 
 def error(key: str, why: str, fix: str, value: Any = None) -> Finding:
     """A finding that prevents the start. `value` replaces the configured value of `key`."""

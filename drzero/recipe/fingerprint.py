@@ -4,14 +4,14 @@ import hashlib
 import json
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from omegaconf import DictConfig
 
 from drzero.recipe.indices import index_of
-from search.index_info import ask_index
-from search.stored_index import Index
+
+if TYPE_CHECKING:
+    from search.stored_index import Index
 
 _EDGE_BYTES = 2**20
 
@@ -41,6 +41,9 @@ def fingerprint_checkpoint(folder: Path) -> str:
 
 def fingerprint_model(model: str) -> str:
     """A model folder's fingerprint, or a hub id with its cached revision. Raises FileNotFoundError."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
     if Path(model).exists():
         return fingerprint(Path(model))
     try:
@@ -54,11 +57,13 @@ def fingerprint_model(model: str) -> str:
 def fingerprint_index(config: DictConfig) -> str:
     """The index, alike at `retrieval.url` and in its own place. Raises StoreError or ServiceUnusable."""
     if config.retrieval.url is not None:
+        from search.index_info import ask_index
+
         return ask_index(config.retrieval.url.rstrip("/")).fingerprint
     return fingerprint_collection(index_of(config))
 
 
-def fingerprint_collection(index: Index) -> str:
+def fingerprint_collection(index: "Index") -> str:
     """The documents' hash and the embedder's revision, alike in every store. Raises StoreError.
 
     A FAISS index of another tool goes by its files' sizes and edges (`FaissFiles.edges`).

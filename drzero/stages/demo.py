@@ -23,9 +23,9 @@ from omegaconf import DictConfig
 
 from data.demo_world import generate_world, write_world
 from data.errors import DataError
-from data.parquet_io import read_parquet
 from drzero.ops.console import say, working
 from drzero.ops.files import publish, staging_folder
+from drzero.ops.process.isolated import in_child
 from drzero.recipe.compose import compose_stage, detect_hardware
 from drzero.recipe.overrides import assigned
 from verl_ext.method.chat import TURN_END, demo_chat_template
@@ -58,7 +58,7 @@ def smoke_overrides(overrides: Sequence[str]) -> list[str]:
 
 def run_demo(config: DictConfig, view: "LiveView") -> None:
     """Prepare the demo, then run the challenger stage."""
-    prepare_demo([assigned(f"paths.{name}", path) for name, path in config.paths.items()])
+    in_child(prepare_demo, [assigned(f"paths.{name}", path) for name, path in config.paths.items()])
     from drzero.stages.training import run_challenger  # a mistake above need not wait for its imports
 
     run_challenger(config, view)
@@ -66,6 +66,7 @@ def run_demo(config: DictConfig, view: "LiveView") -> None:
 
 def prepare_demo(overrides: Sequence[str] = ()) -> None:
     """Build its missing parts. Only `paths.…` overrides count. Raises DataError for prompts not its own."""
+    from data.parquet_io import read_parquet
     from drzero.stages.prepare_data import prepare_data
 
     roots = [override for override in overrides if override.startswith("paths.")]

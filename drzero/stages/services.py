@@ -9,11 +9,11 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 
 from drzero.ops.bearer import MODEL_KEY, bearer_of
+from drzero.ops.process.isolated import in_child
 from drzero.ops.process.ports import PortTaken, reserve_port
 from drzero.ops.services.external import ExternalSpec
 from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import AnySpec, ServiceSpec
-from drzero.preflight.run import require
 from drzero.recipe.compose import process_env, resolve, retrieval_url
 from drzero.recipe.indices import places_of
 from verl_ext.server_arguments import REFERENCE_SERVER, as_words, sglang_arguments
@@ -30,9 +30,15 @@ _RETRIEVAL = ("embedder", "device", "encoders", "threads", "max_batch", "window_
 
 def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
     """Run a stage's preflight and choose its ports. Raises PreflightFailed or PortTaken."""
-    require(config, stage)
+    in_child(_require, config, stage)
     choose_ports(config)
     return resolve(config)
+
+
+def _require(config: DictConfig, stage: str) -> None:
+    from drzero.preflight.run import require
+
+    require(config, stage)
 
 
 def choose_ports(config: DictConfig) -> None:

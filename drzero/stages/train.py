@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, open_dict
 
-from drzero.checkpoints.export import export_policy
 from drzero.ops.files import atomic_path
 from drzero.recipe.environment import load_taskset, rows_of
 from drzero.stages.services import search_spec
-from drzero.stages.training import LiveView, finish, no_view, prepare, train
+from drzero.stages.training import LiveView, exported, finish, no_view, prepare, train
 from environments.fault import EnvironmentUnusable
 from environments.row import Row
 from environments.taskset import Taskset
@@ -44,7 +43,7 @@ def run_train(config: DictConfig, view: LiveView = no_view) -> None:
     taskset = load_taskset(config)
     config = prepare_environment(config, taskset)
     train(config, [search_spec(config)] if taskset.needs_retrieval else [], view)
-    finish(config, {"export": export_policy(config, Path(config.run.dir))})
+    finish(config, {"export": exported(config)})
 
 
 def prepare_environment(config: DictConfig, taskset: Taskset) -> DictConfig:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from drzero.checkpoints.export import export_policy
 from drzero.checkpoints.resume import choose_start, start_step
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime, RunFailed
@@ -30,7 +29,6 @@ from drzero.ops.records import EVENTS_FILE, OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
 from drzero.ops.supervisor import NothingDone, Stalled, run_supervised
 from drzero.ops.watchdog.diagnosis import ALIKE
-from drzero.preflight.data import use_train_for_missing_val
 from drzero.recipe.compose import RESOLVED, joins_cluster, verl_env, write_resolved
 from drzero.recipe.metrics import metrics_path, read_metrics, spent_tokens
 from drzero.recipe.overrides import assigned
@@ -39,7 +37,6 @@ from drzero.stages.flow import flow_monitor
 from drzero.stages.nodes import node_watch, share_environment
 from drzero.stages.result import write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
-from drzero.stages.summary import print_summary
 from drzero.stages.watch import PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
 from verl_ext.sglang import cpu
@@ -65,7 +62,7 @@ def run_challenger(config: DictConfig, view: LiveView = no_view) -> None:
     """Train the challenger, then export and summarise. Raises PreflightFailed, else as `train`."""
     config = prepare(config, "challenger")
     train(config, [search_spec(config), solver_spec(config)], view)
-    finish(config, {"export": export_policy(config, Path(config.run.dir))})
+    finish(config, {"export": exported(config)})
 
 
 def run_solver(config: DictConfig, view: LiveView = no_view) -> None:
@@ -78,8 +75,9 @@ def run_solver(config: DictConfig, view: LiveView = no_view) -> None:
 def prepare(config: DictConfig, stage: str) -> DictConfig:
     """Run preflight, then choose ports, validation file and checkpoint. Returns the resolved config."""
     config = check_and_resolve(config, stage)
-    if stage != "train":  # it writes both of its files
-        use_train_for_missing_val(config)
+    # veRL requires a validation file. `train` writes both of its own.
+    if stage != "train" and not (config.data.val_files and Path(str(config.data.val_files)).exists()):
+        config.data.val_files = config.data.train_files
     choose_start(config)
     return config
 
@@ -105,6 +103,8 @@ def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView = no_v
             with view(config), ServiceGroup(services, events=events) as group:
                 _until_done(config, folder, group)
         except Collapsed:
+            from drzero.stages.summary import print_summary
+
             print_summary(config)  # a live view would have drawn over it
             raise
 
@@ -186,8 +186,17 @@ def _collapsed(config: DictConfig, note: Note) -> Collapsed:
     )
 
 
+def exported(config: DictConfig) -> Path:
+    """Export the policy of a finished run, as a model folder."""
+    from drzero.checkpoints.export import export_policy  # with torch, which a waiting process must not hold
+
+    return export_policy(config, Path(config.run.dir))
+
+
 def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
     """Print the summary and write the result: the last checkpoint and `outputs`."""
+    from drzero.stages.summary import print_summary
+
     folder = Path(config.run.dir)
     checkpoint = step_folder(folder, saved_step(folder))
     write_result(config, {"checkpoint": checkpoint, **outputs}, spent_tokens(folder), print_summary(config))

@@ -10,23 +10,22 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-import chromadb
 import httpx
-from chromadb.api import ClientAPI
-from chromadb.api.client import Client
-from chromadb.config import DEFAULT_DATABASE, DEFAULT_TENANT, Settings
-from chromadb.errors import ChromaError
 
 from drzero.ops.proxies import spare_loopback
 from drzero.ops.text import is_loopback
-from search.chroma.content import check_files
 from search.errors import StoreError, StoreNotReady
 from search.stored_index import DATABASE_FILE, back_end_of
 
+if TYPE_CHECKING:
+    from chromadb.api import ClientAPI
+
 API_KEY_VARIABLE = "CHROMA_API_KEY"
+DEFAULT_TENANT, DEFAULT_DATABASE = "default_tenant", "default_database"
+"""As in `chromadb.config`, which takes 50 MB to import: what only names a place must not."""
 _BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma Cloud with /TENANT/DATABASE"
 _PORTS = {"http": 8000, "https": 443}  # Chroma's own port, and https's
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 5.0, 10.0
@@ -106,8 +105,14 @@ class ChromaPlace:
 
 
 @contextmanager
-def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[ClientAPI]:
+def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator["ClientAPI"]:
     """Open a Chroma and close it afterwards, with `create` for writing. Raises StoreError, StoreNotReady."""
+    import chromadb
+    from chromadb.config import Settings
+    from chromadb.errors import ChromaError
+
+    from search.chroma.content import check_files
+
     place = ChromaPlace.parse(place)
     folder = place.folder
     if folder and (folder / DATABASE_FILE).is_file():
@@ -119,7 +124,7 @@ def connect(place: ChromaPlace | Path | str, create: bool = False) -> Iterator[C
             client = chromadb.PersistentClient(str(folder), settings=Settings(anonymized_telemetry=False))
         else:
             client = _open_server(place, create)
-        with cast(Client, client):
+        with cast(Any, client):
             yield client
     except httpx.HTTPError as error:
         raise StoreNotReady(f"Chroma at {place} failed: {plain(error)}") from error
@@ -163,7 +168,10 @@ def no_chroma(folder: Path) -> StoreError:
     )
 
 
-def _open_server(place: ChromaPlace, create: bool) -> ClientAPI:
+def _open_server(place: ChromaPlace, create: bool) -> "ClientAPI":
+    import chromadb
+    from chromadb.config import Settings
+
     timeout = httpx.Timeout(_WRITE_TIMEOUT_S if create else _READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
     headers = request_headers(place)
     if is_loopback(place.host):

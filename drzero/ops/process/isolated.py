@@ -1,23 +1,47 @@
 """Runs a command that may crash or hang in a separate process with a time limit.
 
     ended = run_isolated((sys.executable, "-m", "drzero.ops.resources.cuda"), 60.0)
+    report = in_child(preflight, config)            # what it imports takes memory only until it ends
 
 A process that hangs in a driver and survives SIGKILL is left behind.
 """
 
+import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from drzero.ops.errors import RunFailed
 from drzero.ops.process.child import describe_exit
 from drzero.ops.records import parse_line
 
 _KILLED_WITHIN_S = 5.0
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def in_child(function: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
+    """Call `function` in a process of its own and return what it returns, or raise what it raises.
+
+    A process that waits for hours must not hold what its checks imported. RunFailed if the child is killed.
+    """
+    if {"torch", "chromadb"} & sys.modules.keys():  # a child would save nothing
+        return function(*args, **named)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as child:
+        try:
+            return child.submit(function, *args, **named).result()
+        except BrokenProcessPool:
+            raise RunFailed(
+                f"{function.__name__} ended abruptly: its process crashed, or was killed for lack of memory"
+            ) from None
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ _ERROR = re.compile(
     r"\b[\w.]*(Error|Exception)(:|$)|\b(ERROR|CRITICAL|FATAL)\b|^Fatal Python error|\bSegmentation fault\b"
     r"|\bcrashed with exit code\b"
     r"|\b[1-9]\d* (Workers \(tasks / actors\) killed|Workers crashed|worker\(s\) were killed)"  # Ray's words
+    r"|^A worker died or was killed"
 )
 _ORIGIN = re.compile(r"^(\([^)]*\) )?")  # Ray puts "(TaskRunner pid=12) " before a worker's line
 _LONGEST_LINE = 64 * 1024  # bytes; output without line ends must not fill the memory

@@ -1,0 +1,62 @@
+"""What the processes that only wait have loaded, and the children that check for them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from chaos import small_loop
+from conftest import Prepared
+
+HEAVY = {"chromadb", "torch", "transformers", "ray", "verl", "tensordict", "scipy", "pandas", "sklearn"}
+STOP = f"""
+import sys
+from drzero.cli import main
+from drzero.loop import evolve
+from drzero.stages import training
+def wait(*_):
+    print("LOADED", sorted({HEAVY} & sys.modules.keys()))
+    raise SystemExit(3)
+training.ServiceGroup = wait
+evolve._run_child = wait
+sys.exit(main(sys.argv[1:]))
+"""
+CHILDREN = """
+import json, os, signal, sys
+from drzero.ops.process.isolated import in_child
+from drzero.preflight.finding import refusal
+def answer(value): import chromadb; return value
+def refuse(): raise refusal("memory", "too little", "close others")
+def fail(): {}["x"]
+def die(): os.kill(os.getpid(), signal.SIGKILL)
+said = [in_child(answer, 7), "chromadb" in sys.modules]
+for function in (refuse, fail, die):
+    try: in_child(function)
+    except Exception as error: said.append([type(error).__name__, str(error)])
+print(json.dumps(said))
+"""
+
+
+def ran(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.mark.parametrize("command", ["challenger", "evolve"])
+def test_what_only_waits_has_loaded_nothing_heavy(command: str, prepared: Prepared, tmp_path: Path) -> None:
+    arguments = prepared.overrides(tmp_path)
+    if command == "evolve":
+        arguments = small_loop(prepared.corpus, prepared.model, tmp_path)
+    done = ran(STOP, command, *arguments)
+    assert done.returncode == 3, done.stderr
+    assert "[preflight]" in done.stdout, "the child checks as before"
+    assert "LOADED []" in done.stdout
+
+
+def test_a_childs_answer_error_and_death_reach_the_caller() -> None:
+    answer, loaded, refused, failed, killed = json.loads(ran(CHILDREN).stdout)
+    assert (answer, loaded) == (7, False)
+    assert refused == ["PreflightFailed", "memory: too little: close others"]
+    assert failed == ["KeyError", "'x'"]
+    assert killed[0] == "RunFailed" and "die ended abruptly" in killed[1]
