@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+NO_HOST_MEMORY = "the machine is out of memory"
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -25,7 +27,7 @@ CAUSES: tuple[Cause, ...] = (
         "make room, then rerun: it resumes at the last checkpoint",
     ),
     Cause(
-        "the machine is out of memory",
+        NO_HOST_MEMORY,
         # Ray's monitor kills its own workers; the kernel kills anybody.
         r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|node running low on memory"
         r"|oom-kill|killed pid \d+ for lack of memory",

@@ -15,7 +15,7 @@ from drzero.ops.process.logs import EventLog
 from drzero.ops.records import OUT_OF_TIME
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.watchdog.collect import error_lines
-from drzero.ops.watchdog.diagnosis import GONE
+from drzero.ops.watchdog.diagnosis import FINAL
 from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan
 
 
@@ -121,8 +121,7 @@ def _until_its_end(
         if watchdog:
             watchdog.warn_if_stuck()
         found = watchdog.diagnosis if watchdog else None
-        # A run that has lost a worker can only stand still, whatever the stall action.
-        if watchdog and found and (watchdog.plan.stall_action != "report" or found.pattern == GONE):
+        if watchdog and found and (watchdog.plan.stall_action != "report" or found.pattern in FINAL):
             raise Stalled(
                 f"the run stalled and was stopped: {found.sentence}. Culprit: {found.culprit}. "
                 f"{found.advice}. Report: {watchdog.report}",

@@ -13,6 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from verl_saves import save
 
+from drzero.ops.causes import NO_HOST_MEMORY
 from drzero.ops.process.child import Command
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import Stalled
@@ -185,7 +186,7 @@ def stalled(folder: Path, pattern: str) -> Stalled:
         ("stop", GONE, 1, 1, True),
         ("report", "unknown", 0, 1, False),
         ("report", GONE, 1, 2, False),
-        ("report", GONE, 9, 2, True),
+        ("report", NO_HOST_MEMORY, 9, 2, True),
     ],
 )
 def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from drzero.ops.causes import Cause, find_cause, first_cause
+from drzero.ops.causes import NO_HOST_MEMORY, Cause, find_cause, first_cause
 from drzero.ops.flow.checks import ALIKE_ACTION
 from drzero.ops.flow.snapshot import Snapshot, WaitsOn, far_end, undrained
 from drzero.ops.flow.workers import OpenCall, Worker, ages, call_point, open_calls
@@ -23,6 +23,8 @@ HUNG_SERVICE = "hung service"
 UNKNOWN = "unknown"
 ALIKE = "groups score alike"
 GONE = "worker gone"
+FINAL = frozenset({GONE, NO_HOST_MEMORY})
+"""Stalls of a run that has lost a process. It can only stand still."""
 STARVATION = "rollout starvation"
 
 _LOADER_FILES = (
@@ -190,7 +192,7 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
             "make room (old runs' folders), then rerun: it resumes at the last checkpoint",
         )
     # A kill of another program is no evidence against this run.
-    if host := [*filter(None, [situation.killed]), *_error_of(situation, "the machine is out of memory")[1:]]:
+    if host := [*filter(None, [situation.killed]), *_error_of(situation, NO_HOST_MEMORY)[1:]]:
         _, cause = first_cause(host) or ("", None)
         assert cause
         yield Diagnosis(

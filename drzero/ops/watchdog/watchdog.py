@@ -33,6 +33,7 @@ from drzero.ops.watchdog.stacks import Stack
 _POLL_S = 2.0
 _STUCK_S = 60.0
 _DUMP_S = 8.0
+_REASON_S = 75.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +169,7 @@ class Watchdog(threading.Thread):
                 logs = {child.spec.name: child.spec.log_path for child in self._children()}
                 sizes = {name: path.stat().st_size for name, path in logs.items() if path.exists()}
                 self._log_sizes.append((now, sizes))
-        stall = self.roll.stall(now) or movement.stall(now)
+        stall = self._lost_worker(now) or movement.stall(now)
         # Report a lasting stall again, because its stacks may have changed.
         if stall and (self.diagnosis is None or now - self._reported_at >= 600):
             self._report(stall, now)
@@ -183,6 +184,16 @@ class Watchdog(threading.Thread):
         if self.movement.clock.beat.phase not in marks.start_phases | marks.end_phases:
             alive = {p.pid: marks.role_of(p.title) for p in self.sampler.processes if p.state != ZOMBIE}
             self.roll.take({pid: role for pid, role in alive.items() if role in marks.lasting}, now)
+
+    def _lost_worker(self, now: float) -> Stall | None:
+        """Ray may log why it killed a worker a minute later: wait for that."""
+        stall = self.roll.stall(now)
+        if stall and stall.silent_s < _REASON_S and not self._errors_since():
+            return None
+        return stall
+
+    def _errors_since(self) -> dict[str, str]:
+        return collect.first_errors(self._children(), self._log_sizes[0][1])
 
     def _report(self, stall: Stall, now: float) -> None:
         began, self._reported_at = time.monotonic(), now
@@ -225,7 +236,7 @@ class Watchdog(threading.Thread):
             workers=read_workers(
                 self.plan.progress, now, {*self.sampler.pids, *(stack.pid for stack in stacks)}
             ),
-            errors=collect.first_errors(self._children(), self._log_sizes[0][1]),
+            errors=self._errors_since(),
             flow=self.plan.flow(),
             disk_free_gb=disk_free_gb(self.plan.folder),
             killed=self.oom.named({*self._pids_then, *self.roll.missing}),
