@@ -198,7 +198,7 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
         yield Diagnosis(
             cause.name,
             str(cause.culprit),
-            f"{cause.name}: {host[0]}",
+            f"{cause.name}: {host[0][:200]}",
             (*host, *filter(None, [situation.others])),
             cause.advice,
         )
