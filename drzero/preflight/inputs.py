@@ -195,9 +195,15 @@ def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _address(endpoint: str, key: str | None) -> Iterator[Finding]:
-    address = urlsplit(endpoint)
-    if address.scheme not in ("http", "https") or not address.hostname:
-        yield error("endpoint", "is no address", "write one such as https://api.example.com/v1")
+    shown = "not shown" if {"@", "?"} & set(endpoint) else endpoint
+    try:
+        address = urlsplit(endpoint)
+        is_address = address.scheme in ("http", "https") and address.hostname and address.port != 0
+    except ValueError:  # a port that is no number, or an open bracket
+        is_address = False
+    if not is_address:
+        yield error("endpoint", "is no address", "write one such as https://api.example.com/v1", value=shown)
+        return
     if address.username or address.password or address.query:
         why = "the address holds a user, a password or a query, and addresses are written into reports"
         fix = "leave them out: endpoint_key names the environment variable for the key"

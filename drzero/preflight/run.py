@@ -107,6 +107,7 @@ _MACHINE = [
     PreflightCheck(cuda.check_cuda, cuda.KEY),
     PreflightCheck(versions.check_versions, "versions"),
     PreflightCheck(environment.check_secrets, "secrets"),
+    PreflightCheck(environment.check_written_folders, "TMPDIR"),
     PreflightCheck(environment.check_files_visible, "paths"),
 ]
 _OWN_INDEX = [

@@ -1,7 +1,9 @@
 """The model a stage talks to: its own, or one behind `endpoint=`. Only requests carry the endpoint's key."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,7 +17,10 @@ from drzero.preflight.finding import refusal
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import CONFIG_DIR
 from drzero.recipe.fingerprint import fingerprint_model
+from drzero.stages.result import RESULT
 from verl_ext.clients.chat_endpoint import ChatEndpoint
+from verl_ext.clients.served_model import NOT_LET_IN, SolverServerError, words_of
+from verl_ext.method.prompts import solver_messages
 
 _TIMEOUT_S = 10.0
 
@@ -57,6 +62,17 @@ def chat_model(config: DictConfig) -> StageModel:
     return StageModel(model, f"served as {shown}", shown, endpoint=endpoint)
 
 
+def greet(config: DictConfig, model: StageModel) -> None:
+    """Ask an endpoint before anything is built, unless the run is finished. Raises PreflightFailed."""
+    if model.endpoint is None or (Path(config.run.dir) / RESULT).exists():
+        return
+    say("endpoint", f"asking {model.shown} once")
+    try:
+        asyncio.run(model.endpoint.greet(solver_messages("Who are you?", "full"), config.solver.deadline_s))
+    except SolverServerError as error:
+        raise refusal("endpoint", str(error), "start it, or correct the address or the model") from error
+
+
 def preview_overrides(overrides: Sequence[str]) -> list[str]:
     """With `endpoint=`, `model=NAME` names the endpoint's model unless config/model/ has NAME."""
     if not any(override.startswith("endpoint=") for override in overrides):
@@ -84,16 +100,21 @@ def base_of(address: str) -> str:
 
 def served_names(base: str, key: str | None = None) -> list[str]:
     """The models a server lists. Raises PreflightFailed if it does not answer."""
-    url = f"{base}/models"
+    url, headers = f"{base}/models", bearer_headers(key)
+    fix = "start it, or correct the address, such as http://127.0.0.1:8001/v1"
     try:
-        headers = bearer_headers(key)
         response = httpx.get(url, timeout=_TIMEOUT_S, trust_env=not is_loopback(base), headers=headers)
-        return [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-        why = f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error})"
-        fix = "start it, or correct the address, such as http://127.0.0.1:8001/v1"
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in (401, 403):
+        said = f"HTTP {response.status_code}: {words_of(response, key)}"
+        if response.status_code in NOT_LET_IN:
             fix = f"set its key in {key}, or name another variable with endpoint_key="
+        return [str(entry["id"]) for entry in response.raise_for_status().json()["data"]]
+    except httpx.HTTPStatusError as error:
+        raise refusal("endpoint", f"{url} lists no models ({said})", fix) from error
+    except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, OverflowError) as error:
+        why = f"no OpenAI-compatible server answers at {url} ({type(error).__name__}: {error})"
+        raise refusal("endpoint", why, fix) from error
+    except (KeyError, TypeError, RecursionError) as error:
+        why = f"{url} does not list models as an OpenAI-compatible server ({said})"
         raise refusal("endpoint", why, fix) from error
 
 

@@ -41,7 +41,7 @@ from drzero.stages.conversations import (
     served_agent,
     with_services,
 )
-from drzero.stages.models import StageModel, chat_model, own_model, requests_report
+from drzero.stages.models import StageModel, chat_model, greet, own_model, requests_report
 from drzero.stages.prepare_data import prepare_data
 from drzero.stages.preview_report import preview_report, print_preview, question_rows
 from drzero.stages.preview_sample import sample_corpus
@@ -74,6 +74,7 @@ def run_preview(config: DictConfig) -> None:
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
         model = chat_model(config) if config.endpoint else own_model(config, _SERVICE)
+        greet(config, model)
         prompts, corpus = _prepare(config)
         rows: list[PromptRow] = read_parquet(prompts).to_pylist()
         conditions = {

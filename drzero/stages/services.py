@@ -74,9 +74,10 @@ def retrieval_spec(config: DictConfig) -> ServiceSpec:
     retrieval, url = config.retrieval, retrieval_url(config.retrieval)
     command = [sys.executable, "-m", "search.server", *_index_words(config)]
     command += _options((name, retrieval[name]) for name in (*_RETRIEVAL, "host", "port"))
+    logs_requests = retrieval.access_log or str(config.log_level).upper() == "DEBUG"
     return ServiceSpec(
         name="retrieval",
-        command=(*command, *(["--access-log"] if retrieval.access_log else [])),
+        command=(*command, *(["--access-log"] if logs_requests else [])),
         log_path=_log(config, "retrieval"),
         health_url=f"{url}/health",
         liveness=HealthCheck(

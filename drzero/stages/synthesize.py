@@ -46,7 +46,7 @@ from drzero.stages.conversations import (
     with_services,
 )
 from drzero.stages.examples import print_examples
-from drzero.stages.models import StageModel, chat_model, own_model, request_lines, requests_report, usd
+from drzero.stages.models import StageModel, chat_model, greet, own_model, request_lines, requests_report, usd
 from drzero.stages.open_book import OpenBook, check_open_book
 from drzero.stages.result import REPORT, RESULT, SAMPLES, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
@@ -83,6 +83,7 @@ def run_synthesize(config: DictConfig) -> None:
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
         model, generator = _challenger(config)
+        greet(config, model)
         if config.gates.open_book:  # find a mistake in it before sampling
             load_chat_tokenizer(config.gates.open_book_model, "gates.open_book_model")
         benchmark_questions = gate_questions(config)

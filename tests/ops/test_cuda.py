@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -69,6 +70,11 @@ def test_a_process_of_its_own_says_what_torch_sees() -> None:
     sight = look({"CUDA_VISIBLE_DEVICES": "3"})
     assert (sight.cuda, sight.available, sight.visible, sight.devices) == (None, False, "3", ())
     assert sight.torch and sight.fault is None
+
+
+def test_a_machine_without_a_usable_gpu_ends_its_check_with_1() -> None:
+    done = subprocess.run([sys.executable, "-m", "drzero.ops.resources.cuda"], capture_output=True)
+    assert done.returncode == 1 and json.loads(done.stdout)["available"] is False
 
 
 def test_what_was_seen_before_the_driver_hung_is_kept() -> None:

@@ -119,9 +119,37 @@ def test_every_prompt_is_asked_tried_judged_and_counted_with_its_tokens(finished
     assert finished.report["failed"] == 0 and finished.lines("failures.jsonl")[1:] == []
     assert all(record["reward"]["valid"] for record in finished.records)
     cost = finished.report["cost"]
-    assert cost["tokens_out"] == 20 * (finished.requests - finished.dropped)
+    assert cost["tokens_out"] == 20 * (
+        finished.requests - finished.dropped - 1
+    )  # the first question is no conversation
     assert cost["usd"] == pytest.approx((cost["tokens_in"] + 10 * cost["tokens_out"]) / 1e6)
     assert f"{cost['tokens_out']:,} written, ${cost['usd']:.2f}" in finished.out
+
+
+@pytest.mark.parametrize(
+    ("path", "model", "words"),
+    [
+        (None, MODEL, "/v1/chat/completions does not answer: ConnectError"),
+        (
+            "/v1",
+            "unheard-of",
+            "does not have the model 'unheard-of' (HTTP 404: The model unheard-of does not",
+        ),
+        ("/other/v1", MODEL, "/other/v1/chat/completions does not have the model"),
+    ],
+)
+def test_an_endpoint_is_asked_once_before_anything_is_built(
+    path, model, words, tmp_path, key_in_the_environment, monkeypatch, capsys
+):
+    monkeypatch.setattr("verl_ext.clients.chat_endpoint._BACKOFF", lambda state: 0.0)
+    with scripted_endpoint() as endpoint:
+        address = "http://127.0.0.1:9/v1" if path is None else endpoint.url.replace("/v1", path)
+        overrides = [*arguments_for(tmp_path, address), f"endpoint_model={model}"]
+        assert main(["preview", *(word for word in overrides if not word.startswith("model="))]) == 2
+        assert len(endpoint.requests) == (path == "/v1")
+    error = capsys.readouterr().err
+    assert words in error and error.startswith(f"drzero preview: endpoint: {address}")
+    assert sorted(file.name for file in (tmp_path / "runs" / "preview").iterdir()) == ["lock"]
 
 
 def test_console_and_page_show_questions_with_reasons_and_no_key(finished):

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from scripted_endpoint import KEY as SCRIPTED_KEY
 from scripted_endpoint import MODEL, scripted_endpoint
 
 from drzero.ops.bearer import MODEL_KEY
-from verl_ext.clients.chat_endpoint import ChatEndpoint, SolverServerError
+from verl_ext.clients.chat_endpoint import ChatEndpoint, SolverServerError, _seconds
 from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.prompts import solver_messages
 from verl_ext.method.tool_calls import render_tool_call
@@ -212,6 +213,113 @@ def test_failed_requests_are_retried_and_counted(serve: Serve) -> None:
     (played,), chat = attempt(serve(503))
     assert not played.finished and played.answer is None and "HTTP 503" in str(played.failure)
     assert (chat.requests, chat.failures.total()) == (3, 3)
+
+
+def body(content: bytes | str, **headers: str) -> Response:
+    return Response(content, headers={"content-type": "application/json", **headers})
+
+
+def with_message(message: Any) -> dict[str, Any]:
+    return {"choices": [{"message": message, "finish_reason": "stop"}]}
+
+
+FUNCTION = {"name": "search", "arguments": "{}"}
+BAD = {
+    "no message": (with_message(None), "choices.0.message: "),
+    "a text as message": (with_message("hi"), "choices.0.message: "),
+    "a number as content": (with_message({"content": 5}), "content"),
+    "calls as text": (with_message({"tool_calls": "search"}), "tool_calls"),
+    "a call as text": (with_message({"tool_calls": ["search"]}), "tool_calls.0"),
+    "a call without function": (with_message({"tool_calls": [{"id": "a"}]}), "tool_calls.0.function"),
+    "a function as text": (with_message({"tool_calls": [{"function": "f"}]}), "tool_calls.0.function"),
+    "a name as number": (with_message({"tool_calls": [{"function": FUNCTION | {"name": 1}}]}), "name"),
+    "arguments as number": (with_message({"tool_calls": [{"function": FUNCTION | {"arguments": 1}}]}), "arg"),
+    "no choices": ({"choices": []}, "choices: "),
+    "choices as object": ({"choices": {"0": {}}}, "choices: "),
+    "a list": (["hi"], "dict"),
+    "null": (body("null"), "dict"),
+    "an error": ({"error": {"message": "the backend is gone"}}, "the backend is gone"),
+    "an error as text": ({"error": "the backend is gone"}, "the backend is gone"),
+    "an error in bytes": (body('{"error": "gone \\ud800"}'), "gone ?"),
+    "html": (Response("<html>Sign in</html>", media_type="text/html"), "(no JSON): <html>Sign in"),
+    "nothing": (body(b""), "(no JSON)"),
+    "bytes": (body(b"\xff\xfe\x00"), "(no JSON)"),
+    "deep": (body("[" * 100_000 + "]" * 100_000), "(nested too deeply)"),
+    "a long number": (body('{"choices": ' + "1" * 5000 + "}"), "(no JSON)"),
+    "a wrong encoding": (body("{}", **{"content-encoding": "gzip"}), "DecodingError"),
+    "a reason as list": ({"choices": [{"message": {"content": "a"}, "finish_reason": []}]}, "finish_reason"),
+    "aborted": ({"choices": [{"message": {"content": "a"}, "finish_reason": "abort"}]}, "'abort'"),
+}
+
+
+@pytest.mark.parametrize(("reply", "words"), BAD.values(), ids=BAD)
+def test_a_bad_answer_after_a_good_one_is_a_failed_request_and_repeated(
+    serve: Serve, reply: Any, words: str
+) -> None:
+    played, chat = attempt(serve(said(ANSWER), reply, said(ANSWER), reply), times=3)
+    assert [one.answer for one in played] == ["Kestmoor", "Kestmoor", None]
+    assert (chat.requests, chat.failed_requests) == (6, 4)
+    assert words in str(played[2].failure) and "/v1/chat/completions failed: " in str(played[2].failure)
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"), [BAD[name] for name in ("no message", "an error", "html", "deep", "null")]
+)
+def test_an_endpoint_whose_first_answer_is_bad_is_named_with_its_reason(
+    serve: Serve, reply: Any, words: str
+) -> None:
+    peer = serve(reply)
+    with pytest.raises(SolverServerError) as error:
+        attempt(peer)
+    assert f"{peer.url}/v1/chat/completions did not answer as an OpenAI endpoint" in str(error.value)
+    assert words in str(error.value) and len(peer.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        5,
+        "many",
+        [],
+        {"prompt_tokens": "5", "completion_tokens": None},
+        {"prompt_tokens": -1},
+        {"prompt_tokens": 1e300},
+        {"prompt_tokens": [1]},
+    ],
+)
+def test_usage_that_is_no_count_is_no_usage(serve: Serve, usage: Any) -> None:
+    (played,), chat = attempt(serve(said(ANSWER) | {"usage": usage}))
+    assert (played.answer, played.tokens_in, played.tokens_out) == ("Kestmoor", 0, 0)
+    assert (chat.without_usage, chat.failed_requests) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("header", "pause_s"),
+    [
+        *(("nan", None), ("-nan", None), ("", None), ("soon", None), ("Wed, 21 Oct 2026 07:28:00 GMT", None)),
+        *(("0", 0.0), ("-5", 0.0), ("2.5", 2.5), ("9" * 400, 60.0), ("inf", 60.0), ("1e999", 60.0)),
+    ],
+)
+def test_the_pause_that_a_server_asks_for_is_bounded(header: str, pause_s: float | None) -> None:
+    assert _seconds(header) == pause_s
+
+
+def test_an_endpoint_that_never_answers_is_given_up(serve: Serve) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        chat = ChatEndpoint(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", "a-model")
+        with pytest.raises(SolverServerError, match=rf"^{chat.url} did not answer within 0.2 s$"):
+            asyncio.run(chat.greet([{"role": "user", "content": "Hello"}], 0.2))
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["http://127.0.0.1:9", "http://no-such-host.invalid", f"http://{'a' * 80}.example", "http://a..b"],
+)
+def test_an_endpoint_that_is_away_is_named_with_the_reason(place: str) -> None:
+    chat = ChatEndpoint(f"{place}/v1", "a-model", retries=0)
+    with pytest.raises(SolverServerError, match=rf"^{place}/v1/chat/completions does not answer: \w+"):
+        asyncio.run(chat.greet([{"role": "user", "content": "Hello"}], 30))
 
 
 def test_a_later_refusal_ends_only_its_own_conversation(serve: Serve) -> None:

@@ -271,7 +271,7 @@ def test_a_refused_request_is_a_configuration_error(serve: Serve) -> None:
     assert len(script.requests) == 1
     for part in (script.url, "HTTP 404", "'solver'", f"{len(FIRST_PROMPT)} prompt tokens"):
         assert part in str(refused.value)
-    with pytest.raises(SolverServerError, match="did not answer as an OpenAI completions endpoint"):
+    with pytest.raises(SolverServerError, match="did not answer as an OpenAI endpoint"):
         play(serve({"index": 0}).url)
 
 

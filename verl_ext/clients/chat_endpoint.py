@@ -6,26 +6,32 @@ reply = await dialogue.reply(seed)
 dialogue.answer(["[1] Orrin: a town …"])
 """
 
+import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import httpx
+from annotated_types import MinLen
+from pydantic import BaseModel
 from tenacity import RetryCallState, wait_random_exponential
 
-from drzero.ops.bearer import without_token
-from drzero.ops.text import encodable, is_loopback
+from drzero.ops.text import is_loopback, is_number
 from environments.turn_text import THINK, THINK_END
 from verl_ext.clients.served_model import (
     NOT_LET_IN,
     ServerUnavailable,
     SolverServerError,
+    error_of,
     http_client,
     not_let_in,
+    read_answer,
     retrying,
+    words_of,
 )
 from verl_ext.method.tool_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_call, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall
@@ -36,11 +42,43 @@ _BACKOFF = wait_random_exponential(multiplier=0.5, max=20.0)
 _ABOUT_THE_REQUEST = (400, 413, 422)  # refusals that need not affect other conversations
 _OTHER_NAMES = {"max_tokens": "max_completion_tokens"}
 _OPTIONAL = ("temperature", "top_p", "seed")
-_SHOWN = 300  # length to which a server's words are cut in messages
+_MOST_TOKENS = 1e9  # of one request; a larger count is a mistake
 
 
 class ConversationRefused(Exception):
     """The server refuses this conversation. Others may continue."""
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: str | dict[str, Any] | list[Any] | None = None
+
+
+class _ToolCall(BaseModel):
+    id: str | int | None = None
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | list[Any] | None = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    tool_calls: list[_ToolCall] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None
+
+
+class _ChatCompletion(BaseModel):
+    choices: Annotated[list[_Choice], MinLen(1)]
+    usage: Any = None
+
+    def tokens(self, name: str) -> int:
+        """0 for a count that is missing or no number."""
+        count = self.usage.get(name) if isinstance(self.usage, Mapping) else None
+        return int(count) if is_number(count) and 0 <= count < _MOST_TOKENS else 0
 
 
 class Reply(NamedTuple):
@@ -55,7 +93,7 @@ class Reply(NamedTuple):
 
 @dataclass(eq=False)
 class ChatEndpoint:
-    """One model behind an endpoint. Its connections belong to the event loop of the first use."""
+    """One model behind an endpoint. Its connections belong to one event loop, until `aclose`."""
 
     base_url: str  # such as `https://api.example.com/v1`
     model: str
@@ -73,26 +111,42 @@ class ChatEndpoint:
         self._answered = False
         self._renamed: dict[str, str] = {}
         self.left_out: set[str] = set()  # optional parameters that the model rejects
+        self._http = self._client()
+
+    def _client(self) -> httpx.AsyncClient:
         # A proxy set for the internet must not receive calls to our own services.
         remote = not is_loopback(self.base_url)
-        self._http = http_client(self.concurrency, self.key_variable, trust_env=remote)
+        return http_client(self.concurrency, self.key_variable, trust_env=remote)
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections. Another event loop may then use it."""
         await self._http.aclose()
+        self._http = self._client()
+
+    async def greet(self, messages: Sequence[Mapping[str, Any]], deadline_s: float) -> None:
+        """Ask once before a run, as the run will. Raises SolverServerError with the endpoint's own reason."""
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self.dialogue(messages, max_tokens_per_turn=16, max_context_tokens=16).reply(0)
+        except TimeoutError:
+            raise SolverServerError(f"{self.url} did not answer within {deadline_s:g} s") from None
+        except (ServerUnavailable, ConversationRefused, httpx.InvalidURL, ValueError, OSError) as error:
+            raise SolverServerError(f"{self.url} does not answer: {error}") from error
+        finally:
+            await self.aclose()
 
     def dialogue(self, messages: Sequence[Mapping[str, Any]], **sampling: Any) -> "ChatDialogue":
         """Begin a conversation. `sampling` are fields of ChatDialogue."""
         return ChatDialogue(self, [dict(message) for message in messages], **sampling)
 
-    async def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def ask(self, request: Mapping[str, Any]) -> _ChatCompletion:
         """Raises ServerUnavailable after the last retry, ConversationRefused or SolverServerError at once."""
         async for attempt in retrying(self.retries, _pause):
             with attempt, waiting("completion"):
                 answer = await self._ask_once(request)
         return answer
 
-    async def _ask_once(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _ask_once(self, request: Mapping[str, Any]) -> _ChatCompletion:
         for _ in range(len(_OPTIONAL) + len(_OTHER_NAMES) + 1):
             sent = {
                 self._renamed.get(name, name): value
@@ -104,7 +158,7 @@ class ChatEndpoint:
                 response = await self._http.post(self.url, json=sent)
                 if not self._adapts_to(response, sent):
                     return self._read(response)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 self.failures[type(error).__name__] += 1
                 raise ServerUnavailable(f"{type(error).__name__} {error}".rstrip()) from error
             except ServerUnavailable as error:
@@ -112,40 +166,36 @@ class ChatEndpoint:
                 raise
         raise SolverServerError(f"{self.url} refuses every form of a request: {self._words(response)}")
 
-    def _read(self, response: httpx.Response) -> dict[str, Any]:
-        status = response.status_code
-        if status != 200:
+    def _read(self, response: httpx.Response) -> _ChatCompletion:
+        if response.status_code != 200:
             raise self._fault(response)
-        try:
-            body = encodable(response.json())
-            finish_reason = body["choices"][0]["finish_reason"]
-            _ = body["choices"][0]["message"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise SolverServerError(
-                f"{self.url} did not answer as an OpenAI chat-completions endpoint: {self._words(response)}"
-            ) from error
+        said = self._words(response)
+        answer = read_answer(response, _ChatCompletion, said, has_answered=self._answered)
+        finish_reason = answer.choices[0].finish_reason
         if finish_reason == "content_filter":
             raise ConversationRefused("the endpoint's filter cut the answer off")
         if finish_reason not in ("stop", "length", "tool_calls"):  # such as "abort"
             raise ServerUnavailable(f"the completion ended with {finish_reason!r}")
         self._answered = True
-        return dict(body)
+        return answer
 
     def _fault(self, response: httpx.Response) -> Exception:
         status, said = response.status_code, self._words(response)
         http = f"HTTP {status}: {said}"
-        if _error(response).get("code") == "insufficient_quota" or status == 402:
+        if error_of(response).get("code") == "insufficient_quota" or status == 402:
             return SolverServerError(f"{self.url}: the account's budget is used up ({http})")
         if status in (408, 409, 425, 429) or status >= 500:
             return ServerUnavailable(http, _seconds(response.headers.get("retry-after")))
         if status in NOT_LET_IN:
             return not_let_in(self.url, status, said, self.key_variable)
+        if self._answered and status not in _ABOUT_THE_REQUEST:
+            return ServerUnavailable(http)
         if status == 404:
             return SolverServerError(
                 f"{self.url} does not have the model {self.model!r} ({http}): check its name "
                 "(endpoint_model=) and the address (endpoint=)"
             )
-        if self._answered and status in _ABOUT_THE_REQUEST:
+        if self._answered:
             return ConversationRefused(f"the endpoint refuses the conversation ({http})")
         return SolverServerError(
             f"{self.url} refused a request for {self.model!r} ({http}): check the address, the model, and "
@@ -156,7 +206,7 @@ class ChatEndpoint:
         """Drop or rename a parameter that the model rejects. Returns whether to ask again."""
         if response.status_code != 400:
             return False
-        error = _error(response)
+        error = error_of(response)
         name = str(error.get("param"))
         if not str(error.get("code")).startswith("unsupported") or name not in sent:
             return False
@@ -169,8 +219,7 @@ class ChatEndpoint:
         return True
 
     def _words(self, response: httpx.Response) -> str:
-        said = " ".join(str(_error(response).get("message") or response.text).split())
-        return without_token(said, self.key_variable)[:_SHOWN]
+        return words_of(response, self.key_variable)
 
 
 @dataclass(eq=False)
@@ -204,14 +253,13 @@ class ChatDialogue:
         }
         if seed is not None:
             request["seed"] = seed
-        body = await self.endpoint.ask(request)
-        usage = body.get("usage") or {}
-        tokens_in, tokens_out = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+        answer = await self.endpoint.ask(request)
+        tokens_in, tokens_out = answer.tokens("prompt_tokens"), answer.tokens("completion_tokens")
         self.endpoint.without_usage += not tokens_in
         self._used = tokens_in + tokens_out
-        choice = body["choices"][0]
-        text, calls = self._hear(choice["message"])
-        return Reply(text, calls, choice["finish_reason"] == "length", tokens_in, tokens_out)
+        choice = answer.choices[0]
+        text, calls = self._hear(choice.message)
+        return Reply(text, calls, choice.finish_reason == "length", tokens_in, tokens_out)
 
     def answer(self, responses: Sequence[str]) -> None:
         """Add the tool's responses to the last turn's calls, in order."""
@@ -221,14 +269,14 @@ class ChatDialogue:
         for call, response in zip(self._asked, responses, strict=False):
             self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": response})
 
-    def _hear(self, message: Mapping[str, Any]) -> tuple[str, tuple[SearchCall, ...]]:
+    def _hear(self, message: _Message) -> tuple[str, tuple[SearchCall, ...]]:
         """Add the message. Returns its text as a served policy writes it, and its calls."""
-        content = _text(message.get("content"))
-        thought = str(message.get("reasoning_content") or message.get("reasoning") or "").strip()
+        content = _text(message.content)
+        thought = _text(message.reasoning_content or message.reasoning).strip()
         text = content
         if THINK not in content and (thought or THINK_END in content):  # the template may have opened it
             text = f"{THINK}{thought}{THINK_END}\n{content}" if thought else THINK + content
-        asked = [_call(call, number) for number, call in enumerate(message.get("tool_calls") or ())]
+        asked = [_call(call, number) for number, call in enumerate(message.tool_calls or ())]
         self._asked = asked[:MAX_CALLS_PER_TURN]
         heard: dict[str, Any] = {"role": "assistant", "content": content or None}
         if not asked:
@@ -243,13 +291,12 @@ class ChatDialogue:
         return f"{text}\n{blocks}".lstrip(), tuple(map(parse_call, written))
 
 
-def _call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _call(call: _ToolCall, number: int) -> dict[str, Any]:
     """Add an id, and write the arguments as text."""
-    function = call.get("function") or {}
-    arguments = function.get("arguments") or ""
+    arguments = call.function.arguments or ""
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    named = {"name": str(function.get("name")), "arguments": text}
-    return {"id": str(call.get("id") or f"call_{number}"), "type": "function", "function": named}
+    named = {"name": call.function.name, "arguments": text}
+    return {"id": str(call.id or f"call_{number}"), "type": "function", "function": named}
 
 
 def _text(content: Any) -> str:
@@ -260,22 +307,14 @@ def _text(content: Any) -> str:
     return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
 
 
-def _error(response: httpx.Response) -> Mapping[str, Any]:
-    with suppress(ValueError):
-        body = response.json()
-        error = body.get("error") if isinstance(body, Mapping) else None
-        if isinstance(error, Mapping):
-            return error
-    return {}
-
-
 def _seconds(header: str | None) -> float | None:
     with suppress(ValueError):
-        return max(float(header), 0.0) if header else None
+        seconds = float(header or "nan")
+        return None if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_PAUSE_S)
     return None
 
 
 def _pause(state: RetryCallState) -> float:
     error = state.outcome.exception() if state.outcome else None
     asked = error.pause_s if isinstance(error, ServerUnavailable) else None
-    return float(_BACKOFF(state)) if asked is None else min(asked, LONGEST_PAUSE_S)
+    return float(_BACKOFF(state)) if asked is None else asked

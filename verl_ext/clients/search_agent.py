@@ -76,7 +76,8 @@ class SearchAgent(ServedModel):
             except TimeoutError:
                 failure = f"the conversation did not end within {self.deadline_s:g} s"
             except ServerUnavailable as error:
-                failure = f"the solver server at {self.completions_url} failed: {error}"
+                own = f"the solver server at {self.completions_url}"
+                failure = f"{self.endpoint.url if self.endpoint else own} failed: {error}"
             except ConversationRefused as error:
                 failure = str(error)
             latency_s = time.monotonic() - started

@@ -5,11 +5,14 @@ completion = await model.complete(prompt_ids, max_tokens=96)
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import httpx
+from annotated_types import Ge, MinLen
+from pydantic import BaseModel, ValidationError
 from tenacity import (
     AsyncRetrying,
     RetryCallState,
@@ -37,6 +40,7 @@ class ServerUnavailable(Exception):
         self.pause_s = pause_s  # pause before the next try, if the server asks for one
 
 
+_SHOWN = 300  # length to which a server's words are cut in messages
 NOT_LET_IN = (401, 403)  # status of a missing or wrong key
 
 
@@ -69,12 +73,53 @@ def retrying(retries: int, pause: Callable[[RetryCallState], float]) -> AsyncRet
     )
 
 
+def error_of(response: httpx.Response) -> Mapping[str, Any]:
+    """The error an answer holds, in OpenAI's form, or nothing."""
+    with suppress(ValueError, RecursionError):
+        body = encodable(response.json())
+        error = body.get("error") if isinstance(body, Mapping) else None
+        return error if isinstance(error, Mapping) else {"message": error}
+    return {}
+
+
+def words_of(response: httpx.Response, key_variable: str | None) -> str:
+    """The server's own words in one line, without the key."""
+    said = " ".join(str(error_of(response).get("message") or response.text).split())
+    return without_token(said, key_variable)[:_SHOWN]
+
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+def read_answer(response: httpx.Response, shape: type[Answer], said: str, *, has_answered: bool) -> Answer:
+    """Parse a whole answer. Raises SolverServerError for a bad one, ServerUnavailable after a good one."""
+    try:
+        return shape.model_validate(encodable(response.json()))
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except (ValueError, RecursionError) as error:
+        what = "no JSON" if isinstance(error, ValueError) else "nested too deeply"
+    kind = ServerUnavailable if has_answered else SolverServerError
+    raise kind(f"{response.url} did not answer as an OpenAI endpoint ({what}): {said}")
+
+
 class Completion(NamedTuple):
     """One turn as sampled."""
 
     ids: list[int]
     text: str  # without special tokens
     truncated: bool
+
+
+class _Text(BaseModel):
+    text: str
+    finish_reason: str | None
+    token_ids: list[Annotated[int, Ge(0)]] | None = None
+
+
+class _Completions(BaseModel):
+    choices: Annotated[list[_Text], MinLen(1)]
 
 
 @dataclass(eq=False)
@@ -93,6 +138,7 @@ class ServedModel:
     key_variable: str | None = None  # environment variable with this server's key, if any
 
     def __post_init__(self) -> None:
+        self._answered = False
         # An agent that uses a chat endpoint has no tokenizer.
         self._turn_end_id = None if self.tokenizer is None else turn_end_id(self.tokenizer)
         self._slots = asyncio.Semaphore(self.concurrency)
@@ -128,13 +174,13 @@ class ServedModel:
     async def _post(self, request: dict[str, Any]) -> httpx.Response:
         try:
             response = await self._http.post(self.completions_url, json=request)
-        except httpx.TransportError as error:
+        except httpx.RequestError as error:
             raise ServerUnavailable(f"{type(error).__name__} {error}".rstrip()) from error
         # Any other client error means that the request is wrong.
         if response.status_code in (408, 425, 429) or response.status_code >= 500:
-            raise ServerUnavailable(f"HTTP {response.status_code} {self._words(response)[:200]}")
+            raise ServerUnavailable(f"HTTP {response.status_code} {words_of(response, self.key_variable)}")
         if response.status_code != 200:
-            said = self._words(response)[:500]
+            said = words_of(response, self.key_variable)
             if response.status_code in NOT_LET_IN:
                 raise not_let_in(self.completions_url, response.status_code, said, self.key_variable)
             raise SolverServerError(
@@ -144,21 +190,13 @@ class ServedModel:
             )
         return response
 
-    def _words(self, response: httpx.Response) -> str:
-        return without_token(response.text, self.key_variable)
-
     def _read(self, response: httpx.Response) -> Completion:
-        try:
-            choice = encodable(response.json())["choices"][0]
-            text, finish_reason = str(choice["text"]), choice["finish_reason"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            answer = f"{self._words(response)[:200]!r}"
-            raise SolverServerError(
-                f"{self.completions_url} did not answer as an OpenAI completions endpoint: {answer}"
-            ) from error
+        said = words_of(response, self.key_variable)
+        choice = read_answer(response, _Completions, said, has_answered=self._answered).choices[0]
+        text, finish_reason, ids = choice.text, choice.finish_reason, choice.token_ids
         if finish_reason not in ("stop", "length"):  # SGLang answers an aborted request with 200
             raise ServerUnavailable(f"the completion ended with {finish_reason!r}")
-        ids = choice.get("token_ids")
+        self._answered = True
         if ids is None:  # a server that returns only text and may have trimmed the end token
             ids = list(self.tokenizer.encode(text, add_special_tokens=False))
             if finish_reason == "stop" and ids[-1:] != [self._turn_end_id]:

@@ -72,7 +72,10 @@ def create_app(
 
     def check_model(asked: str | None) -> None:
         if asked not in (None, model_name):
-            message = f"The model {asked!r} does not exist here: this server has {model_name!r}"
+            message = (
+                f"The model {asked!r} does not exist here: this server has {model_name!r} "
+                "(served_name= of `drzero serve-model` gives it another name)"
+            )
             raise RequestRefused(message, "model", "model_not_found", status=404)
 
     @app.exception_handler(RequestRefused)

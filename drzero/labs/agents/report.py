@@ -94,7 +94,8 @@ def _watched(bench: Bench) -> Iterator[tuple[str, str]]:
     )
     yield "most at once", f"{bench.most_at_once} runs, {totals.most_in_flight} calls in flight"
     paused = f"{bench.pause.seconds:.1f} s at {bench.pause.place}" if bench.pause.place else "none seen"
-    yield "longest pause", f"{paused}; the event loop was late by {bench.latest_s:.1f} s at most"
+    unseen = " (by an import, C code or a busy machine)" if bench.latest_s > bench.pause.seconds + 1 else ""
+    yield "longest pause", f"{paused}; the event loop was late by {bench.latest_s:.1f} s at most{unseen}"
     left = [f"{len(c)} to {_address(p)}{_openers(bench, c)}" for p, c in bench.left_open.items()]
     yield "left open", "; ".join(left) or "no connection"
     if bench.tasks_left:

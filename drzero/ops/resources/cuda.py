@@ -61,11 +61,13 @@ def read_sight(ended: Ended) -> Sight:
     if not (records := ended.records()):
         return Sight(fault=ended.fault or "it printed nothing")
     first, *devices = records
-    return Sight(**first, devices=tuple(Device(**device) for device in devices), fault=ended.fault)
+    seen = tuple(Device(**device) for device in devices)
+    explained = not first["available"] or any(device.fault for device in seen)  # its exit code is then 1
+    return Sight(**first, devices=seen, fault=None if explained else ended.fault)
 
 
-def main() -> None:
-    """Print what this process sees, each line as soon as it is known."""
+def main() -> int:
+    """Print what this process sees, each line as soon as it is known. Returns 1 without a usable GPU."""
     import torch
 
     with warnings.catch_warnings(record=True) as said:  # torch explains missing GPUs in warnings
@@ -79,9 +81,13 @@ def main() -> None:
         "why": " ".join(str(said[-1].message).split())[:300] if said else "",
     }
     print(json.dumps(first), flush=True)
+    faults = 0
     for index in range(torch.cuda.device_count() if available else 0):
         name = torch.cuda.get_device_name(index)
-        print(json.dumps({"name": name, "fault": product_fault(f"cuda:{index}")}), flush=True)
+        fault = product_fault(f"cuda:{index}")
+        faults += fault is not None
+        print(json.dumps({"name": name, "fault": fault}), flush=True)
+    return int(faults > 0 or not available)
 
 
 def product_fault(place: str) -> str | None:
@@ -98,4 +104,4 @@ def product_fault(place: str) -> str | None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
