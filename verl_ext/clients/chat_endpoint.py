@@ -77,7 +77,7 @@ class _ChatCompletion(BaseModel):
 
     def tokens(self, name: str) -> int:
         """0 for a count that is missing or no number."""
-        count = self.usage.get(name) if isinstance(self.usage, Mapping) else None
+        count: Any = self.usage.get(name) if isinstance(self.usage, Mapping) else None
         return int(count) if is_number(count) and 0 <= count < _MOST_TOKENS else 0
 
 

@@ -199,7 +199,7 @@ class ServedModel:
         self._answered = True
         if ids is None:  # a server that returns only text and may have trimmed the end token
             ids = list(self.tokenizer.encode(text, add_special_tokens=False))
-            if finish_reason == "stop" and ids[-1:] != [self._turn_end_id]:
+            if finish_reason == "stop" and self._turn_end_id is not None and ids[-1:] != [self._turn_end_id]:
                 ids.append(self._turn_end_id)
         # As in rollouts, a turn's text has no special tokens.
         text = self.tokenizer.decode(ids, skip_special_tokens=True)
