@@ -35,8 +35,14 @@ Kind = Literal["training", "preview", "synthesize", "evaluate", "merge", "loop"]
 
 MANIFEST = "manifest.json"
 _SIGNS = (f"{RESOLVED}.yaml", "logs", HEARTBEATS, "dumps", "metrics", "report.json", MANIFEST, RESULT)
-_DRAWN = ("drzero/collapse/", "drzero/val/", "drzero/failures/share", "drzero/rollout/token_drift_rate")
-_DRAWN += ("response_length/mean", "training/global_step")
+_DRAWN = (
+    "drzero/collapse/",
+    "drzero/val/",
+    "drzero/failures/share",
+    "drzero/rollout/token_drift_rate",
+    "response_length/mean",
+    "training/global_step",
+)
 _SERIOUS = {"crash", "hung", "silent", "restart", "stall", "exit", OUT_OF_TIME, "end", ALARM_KIND}
 
 

@@ -258,7 +258,7 @@ def test_a_bad_answer_after_a_good_one_is_a_failed_request_and_repeated(
 ) -> None:
     played, chat = attempt(serve(said(ANSWER), reply, said(ANSWER), reply), times=3)
     assert [one.answer for one in played] == ["Kestmoor", "Kestmoor", None]
-    assert (chat.requests, chat.failed_requests) == (6, 4)
+    assert (chat.requests, chat.failures.total()) == (6, 4)
     assert words in str(played[2].failure) and "/v1/chat/completions failed: " in str(played[2].failure)
 
 
@@ -291,7 +291,7 @@ def test_an_endpoint_whose_first_answer_is_bad_is_named_with_its_reason(
 def test_usage_that_is_no_count_is_no_usage(serve: Serve, usage: Any) -> None:
     (played,), chat = attempt(serve(said(ANSWER) | {"usage": usage}))
     assert (played.answer, played.tokens_in, played.tokens_out) == ("Kestmoor", 0, 0)
-    assert (chat.without_usage, chat.failed_requests) == (1, 0)
+    assert (chat.without_usage, chat.failures.total()) == (1, 0)
 
 
 @pytest.mark.parametrize(
