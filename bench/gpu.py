@@ -29,12 +29,13 @@ import torch
 from bench.machine import machine
 from data.benchmarks import load_benchmark
 from data.parquet_io import training_row, write_training_rows
-from data.solver_rows import SOURCE, TRAIN, VAL
+from data.solver_rows import TRAIN, VAL
 from drzero.ops.files import atomic_write
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.metrics import is_training, read_metrics
 from verl_ext.method.prompts import solver_messages
+from verl_ext.method.solver_reward import SYNTHESIZED
 
 STEPS = 3
 """Steps of a run. The first one is left out of the means: it compiles, allocates and fills caches."""
@@ -142,7 +143,7 @@ def prepare(work: Path) -> None:
     questions = load_benchmark(work / "corpus" / "chains.jsonl")
     rows = [
         training_row(
-            SOURCE,
+            SYNTHESIZED,
             solver_messages(question.question, "short"),
             list(question.targets),
             {

@@ -175,7 +175,7 @@ def _fault(row: QuestionRow) -> str | None:
     lacks = [what for what, is_there in (("question", row.question), ("answer", row.answers)) if not is_there]
     if lacks:
         return f"no {' and no '.join(lacks)}"
-    if not is_encodable([row.question, row.answers, row.id, row.documents]):
+    if not is_encodable([row.question, row.answers, row.id, row.documents, row.source]):
         return "half of a surrogate pair, such as \\ud83d, which is no character"
     return "no data_source, which other rows have" if row.source == "" else None
 
@@ -184,6 +184,8 @@ def _question(row: QuestionRow, file: str, title: str, number: int) -> Benchmark
     benchmark = title if row.source is None else row.source.removeprefix("searchR1_")
     if file == CHAINS and row.source is None:
         benchmark = f"demo_{row.hop}hop"
+    compared = ((answer, lost_in_comparison(answer)) for answer in row.answers)
+    lost = (f"{answer!r} is compared as {form!r}" for answer, form in compared if form is not None)
     return BenchmarkQuestion(
         benchmark=benchmark,
         # As before this read other files than parquet: from 0.
@@ -192,13 +194,8 @@ def _question(row: QuestionRow, file: str, title: str, number: int) -> Benchmark
         targets=row.answers,
         hop=row.hop,
         doc_ids=row.documents,
-        note=row.read_as or next(filter(None, map(_compared, row.answers)), None),
+        note=row.read_as or next(lost, None),
     )
-
-
-def _compared(target: str) -> str | None:
-    form = lost_in_comparison(target)
-    return None if form is None else f"{target!r} is compared as {form!r}"
 
 
 def _refusal(
@@ -235,6 +232,10 @@ def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, An
             columns, before = _columns(file.schema_arrow, names), 0
             for batch in file.iter_batches(columns=columns):
                 batch.validate(full=True)  # texts must be UTF-8
+                single = {field.name for field in batch.schema if field.type == pa.float32()}
+                for kind in (pa.string(), pa.float64()) if single else ():  # 3.14, not 3.140000104904175
+                    types = [each.with_type(kind) if each.name in single else each for each in batch.schema]
+                    batch = batch.cast(pa.schema(types))
                 yield from enumerate(batch.to_pylist(), start=before + 1)
                 before += len(batch)
         return

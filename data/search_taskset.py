@@ -3,6 +3,7 @@
 `drzero train env=search hardware=cpu model=demo-policy +environment.options.train=QUESTIONS.parquet`
 """
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -14,18 +15,12 @@ from environments.episode import Episode
 from environments.row import Row, Split
 from environments.score import Score
 from environments.taskset import Taskset
-from search.client import SearchClient, SearchRefused
+from search.client import SearchClient, SearchUnavailable
+from verl_ext.clients.search_agent import answered
 from verl_ext.method import trajectory as method
-from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import PromptForm, solver_messages
 from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import (
-    MAX_CALLS_PER_TURN,
-    SEARCH_TOOL_SCHEMA,
-    invalid_call_response,
-    parse_tool_calls,
-    refuse_call,
-)
+from verl_ext.method.tool_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_tool_calls
 
 
 class SearchTaskset(Taskset):
@@ -88,17 +83,12 @@ class SearchEpisode(Episode):
         # The model would not read the passages of a call in its last turn.
         if not calls or len(self._turns) == self._taskset.max_turns:
             return None
-        return [tool_message(await self._answer(call)) for call in calls[:MAX_CALLS_PER_TURN]]
-
-    async def _answer(self, call: method.SearchCall) -> str:
-        """The response to a call. Raises SearchUnavailable, which spoils the episode."""
-        if call.queries is None:
-            return invalid_call_response(call)
-        try:
-            results = await self._taskset.client.retrieve(call.queries)
-        except SearchRefused as refusal:
-            return refuse_call(call, refusal.detail).response or ""
-        return format_passages(call.queries, results, self._taskset.response_limit)
+        client, limit = self._taskset.client, self._taskset.response_limit
+        asked = (answered(call, client, None, limit) for call in calls[:MAX_CALLS_PER_TURN])
+        told = await asyncio.gather(*asked)
+        if failed := [call for call in told if call.failed]:
+            raise SearchUnavailable(failed[0].error)  # spoils the episode
+        return [tool_message(call.response or "") for call in told]
 
     def score(self) -> Score:
         """Score by exact match with an answer."""

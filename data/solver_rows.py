@@ -20,9 +20,9 @@ from data.selection import Rejection, prompts_by_index
 from drzero.ops.files import write_jsonl
 from drzero.ops.records import read_json_lines
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, solver_messages
+from verl_ext.method.solver_reward import SYNTHESIZED
 
 TRAIN, VAL, REJECTS = "train.parquet", "val.parquet", "rejects.jsonl"
-SOURCE = "search_zero"
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def write_solver_split(
             pairs=pairs,
             prompts=rows,
             ask=ask,
-            source=SOURCE,
+            source=SYNTHESIZED,
             split=split,
             generator_checkpoint=generator_checkpoint,
             shown_as=path,
@@ -111,7 +111,7 @@ def _solver_row(
         "seed": pair.seed,
         "trajectory": json.dumps(pair.trajectory.to_dict(), ensure_ascii=False),
     }
-    return training_row(SOURCE, messages, [pair.answer], extra_info, metadata)
+    return training_row(SYNTHESIZED, messages, [pair.answer], extra_info, metadata)
 
 
 def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:

@@ -9,15 +9,12 @@ invented tools.
 """
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from drzero.ops.text import is_encodable
-from environments.turn_text import CALL, CALL_END, read_json, spoken, spoken_spans, tagged_calls
-
-_TAGGED = re.compile(f"{CALL}.*?{CALL_END}", re.DOTALL)
+from environments.turn_text import CALL, read_json, tagged_calls, turn_parts
 
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's form: `{"type": "function", "function": {"name": …, "parameters": …}}`."""
@@ -74,17 +71,13 @@ def badly_typed(tool: ToolSchema, arguments: Mapping[str, Any]) -> str | None:
 def parse_calls(text: str, tools: Sequence[ToolSchema], form: str = "hermes") -> tuple[Call, ...]:
     """Every call of a turn in order, valid or not, written in a `form` of `FORMS`. Never raises."""
     names = [tool_name(tool) for tool in tools]
-    found = (one for said in spoken(text) for one in FORMS[form].calls(said))
+    found = (one for _, said in turn_parts(text) for one in FORMS[form].read(said)[0])
     return tuple(_checked(raw, call, names) for raw, call in found)
 
 
 def outside_calls(text: str, form: str = "hermes") -> str:
     """A turn's text, thinking included, without its calls, valid or not."""
-    shown, end = [], 0
-    for start, stop in spoken_spans(text):
-        shown += [text[end:start], FORMS[form].outside(text[start:stop])]
-        end = stop
-    return "".join(shown)
+    return "".join(thought + FORMS[form].read(said)[1] for thought, said in turn_parts(text))
 
 
 def _checked(raw: str, call: Any, names: Sequence[str]) -> Call:
@@ -92,7 +85,7 @@ def _checked(raw: str, call: Any, names: Sequence[str]) -> Call:
         return Call(raw, error="the call is not a JSON object")
     name, good = call.get("name"), _arguments(call.get("arguments"))
     if not is_encodable([name, good]):
-        return Call(raw, error="the call is nested too deeply, or has half of a surrogate pair")
+        return Call(raw, error="the call is nested too deeply, or has NaN or half of a surrogate pair")
     if not isinstance(name, str):
         return Call(raw, arguments=good, error="the call names no tool")
     if name not in names:
@@ -112,28 +105,28 @@ def _arguments(given: Any) -> dict[str, Any] | None:
     return given if isinstance(given, dict) else None
 
 
-def _hermes(said: str) -> list[tuple[str, Any]]:
-    return [(raw, read_json(raw)) for raw in tagged_calls(said)]
+_Read = tuple[list[tuple[str, Any]], str]  # each call's raw text and JSON value, and the text around them
 
 
-def _xlam(said: str) -> list[tuple[str, Any]]:
+def _hermes(said: str) -> _Read:
+    calls, around = tagged_calls(said)
+    return [(raw, read_json(raw)) for raw in calls], around
+
+
+def _xlam(said: str) -> _Read:
     """A part that is one JSON array of calls."""
-    if not (raw := said.strip()).startswith("["):
-        return []
-    calls = read_json(raw)
-    return [(json.dumps(call), call) for call in calls] if isinstance(calls, list) else [(raw, None)]
+    raw = said.strip()
+    calls = read_json(raw) if raw.startswith("[") else []
+    if calls == []:
+        return [], said
+    return [(raw, None)] if calls is None else [(json.dumps(call), call) for call in calls], ""
 
 
-@dataclass(frozen=True)
-class Form:
+class Form(NamedTuple):
     """A way to write calls."""
 
     opening: str  # the beginning of a call or a list of calls. Text before it can be streamed
-    calls: Callable[[str], list[tuple[str, Any]]]  # each call's raw text and JSON value
-    outside: Callable[[str], str]  # the text without its calls
+    read: Callable[[str], _Read]
 
 
-FORMS = {
-    "hermes": Form(CALL, _hermes, lambda said: _TAGGED.sub("", said)),
-    "xlam": Form("[", _xlam, lambda text: "" if _xlam(text) else text),
-}
+FORMS = {"hermes": Form(CALL, _hermes), "xlam": Form("[", _xlam)}

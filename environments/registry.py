@@ -33,7 +33,7 @@ FAMILIES: dict[str, str] = {"verifiers": "environments.verifiers"}
 """By prefix, a module with `load(name, **options)` and `names()`, which is empty without its library."""
 
 _HERE = Path(__file__).resolve().parent
-_INTERFACE = ("call", "conversation", "episode", "fault", "registry", "row", "score", "taskset")
+_INTERFACE = ("call", "conversation", "episode", "fault", "registry", "row", "score", "taskset", "turn_text")
 
 
 @dataclass(frozen=True)

@@ -14,47 +14,45 @@ CALL, CALL_END = "<tool_call>", "</tool_call>"
 _TAG = re.compile("<think>|</think>|<tool_call>")
 
 
-def spoken_spans(text: str) -> list[tuple[int, int]]:
-    """Where the parts outside the thinking begin and end. The last one, maybe empty, follows all thinking."""
-    spans, start, at = [], 0, 0
+def turn_parts(text: str) -> list[tuple[str, str]]:
+    """Each stretch of thinking, in its tags, with what is said after it. The first may be empty."""
+    parts, thought_at, said_at, at = [], 0, 0, 0
     while tag := _TAG.search(text, at):
         at = tag.end()
         if tag[0] == CALL:
             at = _end_of_call(text, at)
             continue
         if tag[0] == THINK:
-            spans.append((start, tag.start()))
-            end = text.find(THINK_END, at)
-            if end < 0:
-                return [*spans, (len(text), len(text))]
-            at = end + len(THINK_END)
-        start = at
-    return [*spans, (start, len(text))]
-
-
-def spoken(text: str) -> list[str]:
-    """The parts of a turn outside its thinking."""
-    return [text[start:end] for start, end in spoken_spans(text)]
+            parts.append((text[thought_at:said_at], text[said_at : tag.start()]))
+            thought_at, end = tag.start(), text.find(THINK_END, at)
+            at = len(text) if end < 0 else end + len(THINK_END)
+        said_at = at
+    return [*parts, (text[thought_at:said_at], text[said_at:])]
 
 
 def after_thinking(text: str) -> str:
     """The part of a turn that follows all its thinking: its answer, if it gives one."""
-    return spoken(text)[-1]
+    return turn_parts(text)[-1][1]
 
 
 def thinking(text: str) -> tuple[str, bool]:
     """The thinking of a turn, and whether it has ended."""
-    spans = spoken_spans(text)
-    ends = [0, *(end for _, end in spans)]
-    thoughts = [text[end:start] for end, (start, _) in zip(ends, spans, strict=False)]
-    plain = (thought.strip().removeprefix(THINK).removesuffix(THINK_END).strip() for thought in thoughts)
-    return "\n".join(filter(None, plain)), not thoughts[-1] or thoughts[-1].endswith(THINK_END)
+    thoughts = [thought for thought, _ in turn_parts(text)]
+    plain = filter(None, map(without_tags, thoughts))
+    return "\n".join(plain), not thoughts[-1] or thoughts[-1].endswith(THINK_END)
 
 
-def tagged_calls(said: str) -> list[str]:
-    """The text of each closed `<tool_call>` in one spoken part."""
-    ended = said.split(CALL_END)[:-1]
-    return [before.partition(CALL)[2] for before in ended if CALL in before]
+def without_tags(thought: str) -> str:
+    """The text of one stretch of thinking."""
+    return thought.strip().removeprefix(THINK).removesuffix(THINK_END).strip()
+
+
+def tagged_calls(said: str) -> tuple[list[str], str]:
+    """The text of each closed `<tool_call>` outside the thinking, and the text around them."""
+    *ended, rest = said.split(CALL_END)
+    cut = [before.partition(CALL) for before in ended]
+    around = [before if tag else before + CALL_END for before, tag, _ in cut]
+    return [call for _, tag, call in cut if tag], "".join([*around, rest])
 
 
 def read_json(text: str) -> Any:

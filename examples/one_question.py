@@ -41,7 +41,7 @@ from verl_ext.method.challenger_reward import (
     extract_pair,
     has_integrity,
 )
-from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
+from verl_ext.method.chat import read_turn, render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import Message, challenger_messages, solver_messages
 from verl_ext.method.solver_reward import solver_answer
@@ -71,7 +71,7 @@ class Player:
             sampled = await self.engine.generate(
                 context, SamplingParams(max_tokens=TOKENS_PER_TURN, seed=seed)
             )
-            text = self.tokenizer.decode(sampled.token_ids, skip_special_tokens=True)
+            text = read_turn(self.tokenizer, context, sampled.token_ids)
             calls = tuple(self.answer(call) for call in parse_tool_calls(text))
             turns.append(Turn(text, calls, truncated=sampled.finish_reason == "length"))
             if not calls:

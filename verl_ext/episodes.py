@@ -20,7 +20,7 @@ from environments.fault import EnvironmentFault, guarded, one_line
 from environments.row import Row
 from environments.score import Score, score_fault
 from environments.taskset import Taskset
-from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids
+from verl_ext.method.chat import next_turn_ids, read_turn, render_prompt_ids
 from verl_ext.method.trajectory import token_drift
 from verl_ext.telemetry import waiting
 
@@ -181,8 +181,7 @@ class _Play:
             played.log_probs = [*(played.log_probs or [0.0] * len(played.response_ids)), *sampled.log_probs]
         played.response_ids += sampled.ids
         played.response_mask += [1] * len(sampled.ids)
-        text = self._model.tokenizer.decode(sampled.ids, skip_special_tokens=True)
-        text = opened_thinking(self._model.tokenizer, context) + text
+        text = read_turn(self._model.tokenizer, context, sampled.ids)
         return Turn(text, parse_calls(text, tools, limits.call_form), sampled.truncated)
 
     def _append(self, answers: Sequence[Message]) -> bool:

@@ -44,8 +44,7 @@ async def solver_score(
     """Score one solver trajectory by exact match. A NaN `filter_score` keeps invalid answers."""
     with waiting("reward"):
         trajectory = Trajectory.from_dict(extra_info["trajectory"])
-        synthesized = data_source.startswith("search_zero")  # a benchmark keeps SQuAD's rules
-        score = solver_reward(trajectory, list(ground_truth["target"]), by_numbers=synthesized)
+        score = solver_reward(trajectory, list(ground_truth["target"]), data_source)
     filter_score = score.score if score.valid else math.nan
     return asdict(score) | {"hop": int(extra_info.get("hop") or 0), "filter_score": filter_score}
 

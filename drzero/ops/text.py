@@ -46,12 +46,12 @@ def is_loopback(address: str) -> bool:
 
 
 def is_encodable(value: Any) -> bool:
-    """Whether a JSON value can be written: no half of a surrogate pair, and not nested too deeply."""
+    """Whether a JSON value can be written: no NaN, no half of a surrogate pair, not too deep."""
     for _ in range(_DEEPER):
         value = [value]
     try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError):
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -150,6 +150,7 @@ NO_TARGET = {"style": "rule", "ground_truth": {"target": []}}
         (json.dumps({**CHAIN, "question": ""}), "line 2: no question"),
         (json.dumps({**CHAIN, "question": "Who \ud83d?"}), "line 2: half of a surrogate pair"),
         (json.dumps({**CHAIN, "answer": ["a", "\ude00"]}), "line 2: half of a surrogate pair"),
+        (json.dumps({**CHAIN, "data_source": "\ud83d"}), "line 2: half of a surrogate pair"),
     ],
 )
 def test_a_record_that_cannot_be_asked_or_scored_is_named(
@@ -391,7 +392,7 @@ def test_what_becomes_of_an_answer_in_a_csv_is_said(
 
 def test_typed_answers_of_a_parquet_are_read_by_their_value(tmp_path: Path) -> None:
     columns = [
-        pa.array([3.14]),
+        pa.array([3.14], pa.float32()),
         pa.array([True]),
         pa.array([date(1914, 7, 28)]),
         pa.array([Decimal("2.50")]),

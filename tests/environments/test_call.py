@@ -42,9 +42,11 @@ def test_arguments_may_be_written_as_text() -> None:
         '{"name": "add", "arguments": {"a": ["\\ude00"]}}',
         '{"name": "add", "arguments": {"\\udfff": 1}}',
         json.dumps({"name": "add", "arguments": '{"a": "\\ud83d"}'}),
+        '{"name": "add", "arguments": {"a": [NaN, -Infinity]}}',
+        '{"name": "add", "arguments": {"a": 1e999}}',
         '{"name": "add", "arguments": {"a": ' + "[" * 900 + "]" * 900 + "}}",
     ],
-    ids=["name", "value", "key", "in a text", "too deep to be written"],
+    ids=["name", "value", "key", "in a text", "no number", "too large", "too deep to be written"],
 )
 def test_a_call_that_no_record_can_hold_is_invalid(raw: str) -> None:
     found = call(raw)

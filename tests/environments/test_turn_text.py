@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from environments.call import FORMS, outside_calls, parse_calls
-from environments.turn_text import after_thinking, spoken, spoken_spans, tagged_calls, thinking
+from environments.turn_text import after_thinking, tagged_calls, thinking, turn_parts
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("a", "b")]
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", '{"x": 1}', " so "]
@@ -79,13 +79,14 @@ def test_thinking_is_the_rest_of_the_turn(text: str, thought: str, ended: bool) 
 
 @given(st.lists(st.sampled_from(TAGS) | st.text(max_size=3)).map("".join), st.sampled_from(list(FORMS)))
 def test_every_text_is_cut_in_order_and_keeps_all_but_calls(text: str, form: str) -> None:
-    spans = spoken_spans(text)
-    assert spans == sorted(spans) and spans[-1][1] == len(text)
-    assert not any("<think>" in part and not tagged_calls(part) for part in spoken(text))
+    parts = turn_parts(text)
+    assert "".join(thought + said for thought, said in parts) == text
+    assert not any("<think>" in said and not tagged_calls(said)[0] for _, said in parts)
     if not parse_calls(text, TOOLS, form):
         assert outside_calls(text, form) == text
 
 
 def test_many_tags_without_an_end_are_read_in_time() -> None:
     text = "<tool_call>" * 20_000 + "</think>" + "<think>" * 20_000
-    assert spoken(text) == ["", ""] and parse_calls(text, TOOLS) == ()
+    assert [said for _, said in turn_parts(text)] == ["", ""] and parse_calls(text, TOOLS) == ()
+    assert outside_calls(f"{A}{'<tool_call>' * 20_000}") == "<tool_call>" * 20_000

@@ -244,9 +244,11 @@ def test_a_row_is_scored_as_its_stage_scores_it(tmp_path, smollm2_tokenizer):
     extra = {"index": 1, "split": "train", "hop": 1, "doc_id": "d", "document": document, "question": None}
     metadata = {"corpus_id": "c", "generator_checkpoint": None, "seed": 0, "trajectory": None}
     asking = training_row("search_zero_1", challenger_messages(document, 1, "short"), None, extra, metadata)
-    write_training_rows(tmp_path / "rows.parquet", [solver_row(0, "train", "Vell"), asking])
+    write_training_rows(
+        tmp_path / "rows.parquet", [solver_row(0, "train", "Vell"), solver_row(1, "train", "3.14"), asking]
+    )
     wording = Wording("short", 5, FieldNames(None, None, None))
-    answered, asked = load_prompts(str(tmp_path / "rows.parquet"), smollm2_tokenizer, wording, 2, 0)
+    answered, pi, asked = load_prompts(str(tmp_path / "rows.parquet"), smollm2_tokenizer, wording, 3, 0)
 
     def scored(prompt: Prompt, text: str) -> float:
         return prompt.score_of(smollm2_tokenizer, smollm2_tokenizer.encode(text))
@@ -254,6 +256,8 @@ def test_a_row_is_scored_as_its_stage_scores_it(tmp_path, smollm2_tokenizer):
     assert (answered.scored_by, asked.scored_by) == (OF_SOLVER, OF_CHALLENGER)
     assert scored(answered, "<answer>Vell</answer><|im_end|>") == 1.0
     assert scored(answered, "<answer>Vell</answer>") == 0.0  # cut off
+    right = [scored(pi, f"<answer>{said}</answer><|im_end|>") for said in ("3.140", "314")]
+    assert right == [1.0, 0.0]  # a number of a synthesized pair is compared as one
     question = "<think>So.</think><question>Who came by boat?</question><answer>Vell</answer><|im_end|>"
     assert scored(asked, question) == 1.0 and scored(asked, "Vell<|im_end|>") == 0.0
     messages = answered.messages

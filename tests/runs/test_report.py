@@ -449,10 +449,11 @@ def test_the_answer_is_found_whatever_its_case_and_punctuation() -> None:
     ("text", "pieces"),
     [
         ("<think>a < b</think>\n<answer>c</answer>", [("think", "a &lt; b"), ("answer", "c")]),
-        ("<think>a<think>b</think>c", [("text", "&lt;think&gt;a"), ("think", "b"), ("text", "c")]),
+        ("<think>a<think>b</think>c", [("think", "a&lt;think&gt;b"), ("text", "c")]),
         ("<think>a<answer>b</think>", [("think", "a&lt;answer&gt;b")]),
         ("<think>a<tool_call>{}</tool_call>", [("think", "a&lt;tool_call&gt;{}&lt;/tool_call&gt;")]),
-        ("a<think>b<think>c", [("text", "a&lt;think&gt;b"), ("think", "c")]),
+        ("a<think>b<think>c", [("text", "a"), ("think", "b&lt;think&gt;c")]),
+        ("a</think>b<answer>c</answer>", [("think", "a"), ("text", "b"), ("answer", "c")]),
         ("a<tool_call>{}</tool_call>b", [("text", "a"), ("text", "b")]),
     ],
 )

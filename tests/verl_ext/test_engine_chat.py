@@ -202,13 +202,31 @@ def test_a_stream_whose_client_leaves_frees_its_place(
     assert engine.stats().tokens_out - before < 8 * (MAX_SEQ_LEN - 1)
 
 
+CALL = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
+
+
 def test_a_turn_with_a_malformed_call_stays_text() -> None:
-    good = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
+    good = CALL
     content, calls = heard(f"So. {good}", [SEARCH], "hermes")
     assert content == "So." and [call.name for call in calls] == ["search"]
     broken = f"So. {good} <tool_call>{{oops</tool_call>"
     assert heard(broken, [SEARCH], "hermes") == (broken, ())
     assert heard(good, [], "hermes") == (good, ())
+
+
+@pytest.mark.parametrize(
+    ("opened", "text", "content", "names"),
+    [
+        ("<think>\n", f"maybe {CALL}", f"maybe {CALL}", []),
+        ("<think>\n", f"maybe {CALL}</think>{CALL}", f"maybe {CALL}</think>", ["search"]),
+        ("<think>\n\n</think>\n\n", CALL, None, ["search"]),
+    ],
+)
+def test_thinking_that_the_prompt_opened_makes_no_call(
+    opened: str, text: str, content: str | None, names: list[str]
+) -> None:
+    said, calls = heard(text, [SEARCH], "hermes", opened)
+    assert (said, [call.name for call in calls]) == (content, names)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -69,7 +69,15 @@ def test_an_answer_without_other_words_is_compared_by_those_it_has(
             ("1,234,567.0", "1234567", False, True),
         ),
         *(("$5", "5", True, True), ("007", "7", False, False), ("COVID-19", "COVID19", True, True)),
-        *(("1914-1918", "19141918", True, True), ("minus 5", "-5", False, False), ("U.S.", "us", True, True)),
+        *(
+            ("1914-1918", "19141918", True, False),
+            ("minus 5", "-5", False, False),
+            ("U.S.", "us", True, True),
+        ),
+        *(("1/2", "12", True, False), ("5:30", "530", True, False), ("14/07/1789", "14.07.1789", True, True)),
+        *(("3.0 km", "3 km", False, True), ("–5 °C", "-5 °C", False, True), ("F-16", "F 16", False, False)),
+        *(("1,00,000", "100000", True, True), ("٣", "3", False, True), ("1-0", "10", True, False)),
+        *(("3.140", "3.14", False, True), ("2.500 km", "2.5 km", False, True), ("2.500", "2500", True, True)),
         *(("C", "C++", True, True), (None, "5", False, False), ("", "5", False, False)),
     ],
 )
@@ -83,7 +91,7 @@ def test_numbers_are_compared_as_squad_does_or_as_numbers(
     ("target", "compared"),
     [
         *(("C++", "c"), ("3.14", "314"), ("-5", "5"), ("1914-1918", "19141918"), ("AC/DC", "acdc")),
-        *(("The", "the"), ("?!", "?!"), ("50%", "50"), ("1914.0", "19140")),
+        *(("The", "the"), ("?!", "?!"), ("50%", "50"), ("1914.0", "19140"), ("5:30", "530")),
         *(("Oslo", None), ("5,000", None), ("U.S.", None), ("O'Neill", None), ("1914", None)),
     ],
 )

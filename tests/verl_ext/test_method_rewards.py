@@ -175,6 +175,7 @@ def test_an_answer_in_the_document_counts_for_one_hop_only() -> None:
         ("Who was born in 11914?", "1914", None),
         ("What is another name of it?", "Other", None),
         ("Where do New Yorkers go?", "New York", "answer_in_question"),
+        ("Who is a New-Yorker?", "New York", "answer_in_question"),
         ("東京都の区は?", "東京", "answer_in_question"),
     ],
 )

@@ -10,6 +10,7 @@ from scripted_search import serving
 from search.client import SearchRequestError
 from verl_ext.method.passages import format_passages
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.trajectory import SearchCall
 from verl_ext.rollout.search_tool import UNAVAILABLE, SearchTool
 
 LIMIT = 200
@@ -32,10 +33,12 @@ def search(url: str, queries: list[str], deadline_s: float = 30.0) -> tuple[str 
 
     async def run() -> tuple[str | None, dict[str, Any]]:
         instance_id, _ = await tool.create(create_kwargs={})
-        response, reward, outcome = await tool.execute(instance_id, {"query_list": queries})
+        asked = SearchCall("", tuple(queries))
+        response, reward, outcome = await tool.execute(instance_id, {"call": asked})
         await tool.release(instance_id)
-        assert reward == 0.0
-        return response.text, outcome
+        call = outcome["call"]
+        assert reward == 0.0 and call.response == response.text
+        return response.text, {"failed": call.failed, "refused": not call.valid, "error": call.error}
 
     return asyncio.run(run())
 
@@ -72,8 +75,9 @@ def test_a_busy_service_that_recovers_in_time_is_no_failure():
 def test_refused_queries_are_the_models_mistake(status, detail):
     with serving((status, {"detail": detail})) as strict:
         text, outcome = search(strict.url, ["one"])
-    assert text == f"Error: {detail}"
-    assert outcome == {"failed": False, "refused": True, "error": detail}
+    error = f"the search service refuses these queries ({detail})"
+    assert text is not None and text.startswith(f"Error: {error}. A call looks like ")
+    assert outcome == {"failed": False, "refused": True, "error": error}
 
 
 def test_a_wrong_token_ends_the_run():

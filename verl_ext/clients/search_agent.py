@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from search.client import SearchRefused, SearchUnavailable
 from verl_ext.clients.chat_endpoint import ChatDialogue, ChatEndpoint, ConversationRefused, Reply
 from verl_ext.clients.served_model import ServedModel, ServerUnavailable
-from verl_ext.method.chat import opened_thinking, render_prompt_ids, tool_turn_ids
+from verl_ext.method.chat import read_turn, render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
 from verl_ext.method.prompts import MAX_TURNS, Message
 from verl_ext.method.tool_calls import (
@@ -105,8 +105,11 @@ class SearchAgent(ServedModel):
             calls = reply.calls
             # Nobody would read the passages of a call in the last turn.
             if calls and turn_number < self.max_turns:
-                answered = await asyncio.gather(*map(self._respond, calls[:MAX_CALLS_PER_TURN]))
-                calls = (*answered, *calls[MAX_CALLS_PER_TURN:])
+                asked = (
+                    answered(call, self.search, self.topk, self.tool_response_limit)
+                    for call in calls[:MAX_CALLS_PER_TURN]
+                )
+                calls = (*await asyncio.gather(*asked), *calls[MAX_CALLS_PER_TURN:])
             turns.append(Turn(reply.text, calls, reply.truncated))
             failed = [call for call in calls if call.failed]
             if failed:
@@ -127,17 +130,19 @@ class SearchAgent(ServedModel):
             top_p=self.top_p,
         )
 
-    async def _respond(self, call: SearchCall) -> SearchCall:
-        if call.queries is None:
-            return replace(call, response=invalid_call_response(call))
-        try:
-            with waiting("search", getattr(self.search, "deadline_s", None)):
-                results = await self.search.retrieve(call.queries, self.topk)
-        except SearchUnavailable as error:
-            return replace(call, failed=True, error=str(error))
-        except SearchRefused as refusal:
-            return refuse_call(call, refusal.detail)
-        return replace(call, response=format_passages(call.queries, results, self.tool_response_limit))
+
+async def answered(call: SearchCall, search: Retriever, topk: int | None, limit: int) -> SearchCall:
+    """The call with its response of at most `limit` characters. One that failed has none."""
+    if call.queries is None:
+        return replace(call, response=invalid_call_response(call))
+    try:
+        with waiting("search", getattr(search, "deadline_s", None)):
+            results = await search.retrieve(call.queries, topk)
+    except SearchUnavailable as error:
+        return replace(call, failed=True, error=str(error))
+    except SearchRefused as refusal:
+        return refuse_call(call, refusal.detail)
+    return replace(call, response=format_passages(call.queries, results, limit))
 
 
 class _TokenDialogue:
@@ -153,7 +158,7 @@ class _TokenDialogue:
             return None
         said = await agent.complete(self._context, room, seed)
         self._said = said.ids
-        text = opened_thinking(agent.tokenizer, self._context) + said.text
+        text = read_turn(agent.tokenizer, self._context, said.ids)
         return Reply(text, tuple(parse_tool_calls(text)), said.truncated, tokens_in, len(said.ids))
 
     def answer(self, responses: Sequence[str]) -> None:

@@ -108,7 +108,6 @@ class Completion(NamedTuple):
     """One turn as sampled."""
 
     ids: list[int]
-    text: str  # without special tokens
     truncated: bool
 
 
@@ -201,6 +200,4 @@ class ServedModel:
             ids = list(self.tokenizer.encode(text, add_special_tokens=False))
             if finish_reason == "stop" and self._turn_end_id is not None and ids[-1:] != [self._turn_end_id]:
                 ids.append(self._turn_end_id)
-        # As in rollouts, a turn's text has no special tokens.
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return Completion(ids=ids, text=text, truncated=finish_reason == "length")
+        return Completion(ids, finish_reason == "length")

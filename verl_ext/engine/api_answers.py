@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, RequestRefused
 from verl_ext.engine.engine import EngineFailure, Generation, ReferenceEngine
-from verl_ext.method.chat import plain_message, render_prompt_ids, turn_end_id
+from verl_ext.method.chat import opened_thinking, plain_message, render_prompt_ids, turn_end_id
 
 _OWN_OPTIONS = {"conversation", "tools", "chat_template", "tokenize", "return_dict", "add_generation_prompt"}
 """Options of `apply_chat_template` that only the server sets."""
@@ -129,7 +129,7 @@ class Job:
         text, reason = self._text(generation), generation.finish_reason
         choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
         if self.is_chat:
-            content, calls = heard(text, self.tools, self.form)
+            content, calls = heard(text, self.tools, self.form, opened_thinking(self.tokenizer, self.prompt))
             choice["message"] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
                 choice["message"]["tool_calls"] = [_tool_call(call) for call in calls]
@@ -300,12 +300,14 @@ def _chat_prompt(
     return prompt
 
 
-def heard(text: str, tools: Sequence[ToolSchema], form: str) -> tuple[str | None, tuple[Call, ...]]:
-    """A turn's text, None for calls alone, and its calls."""
-    calls = parse_calls(text, tools, form) if tools else ()
+def heard(
+    text: str, tools: Sequence[ToolSchema], form: str, opened: str = ""
+) -> tuple[str | None, tuple[Call, ...]]:
+    """A turn's text, None for calls alone, and its calls. The prompt `opened` its thinking."""
+    calls = parse_calls(opened + text, tools, form) if tools else ()
     if not calls or any(call.name is None or call.arguments is None for call in calls):
         return text, ()
-    return outside_calls(text, form).rstrip() or None, calls
+    return outside_calls(opened + text, form)[len(opened) :].rstrip() or None, calls
 
 
 def stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callable[[list[int]], bool] | None:

@@ -28,12 +28,14 @@ _NUMBER = re.compile(
     r"(?:\d{1,3}(?:[.,，'’\u00a0\u2009\u202f]\d{3})+(?:[.,，]\d+)?|\d+[.,，]\d+)(?![.,，]?\d)"
 )
 
-# A number in an answer: a sign that joins no words, and digits with marks between them.
-_FIGURE = re.compile(r"((?<![\w)])[-−])?((?:(?<![\w.])\.)?\d+(?:[.,'’-]\d+)*)")
-_NUMBER_ALONE = re.compile(rf"\s*(?!0\d){_FIGURE.pattern}\.?\s*")  # 007 is a name
-# 1,914 and 1.914 are 1914, 1,914.5 and 3,14 have decimals.
-_PARTS = re.compile(r"([1-9]\d{0,2}(?:[.,'’]\d{3})+|\d*)(?:[.,](\d+))?")
-_SYMBOLS = re.compile(r"[+#%$*=<>^~|@\\/&]|\d-\d")  # ASCII signs that words seldom have, and ranges
+# A number in an answer, with a sign that joins no words.
+_FIGURE = re.compile(r"((?<![\w)])[-−–－])?((?:(?<![\w.])\.)?\d+(?:[.,'’]\d+)*)")
+# 1,914 is 1914, 1,914.5 and 3,14 have decimals, 1,00,000 is Indian. 007 is a name. 1.914 may be either.
+_WRITTEN = [
+    re.compile(rf"(?!0\d)([1-9]\d{{0,2}}(?:[{marks}]\d{{3}})+|[1-9]\d?(?:,\d\d)+,\d{{3}}|\d*)(?:[.,](\d+))?")
+    for marks in (".,'’", ",'’")
+]
+_SYMBOLS = re.compile(r"[+#%$*=<>^~|@\\/&]")  # ASCII signs that words seldom have
 
 
 def normalize_answer(text: str) -> str:
@@ -57,17 +59,20 @@ def same_answer(prediction: str | None, targets: Sequence[str]) -> bool:
 
 def f1(prediction: str | None, targets: Sequence[str]) -> float:
     """Best token F1 in [0, 1] against the targets (SQuAD). 0 for None."""
-    if prediction is None:
-        return 0.0
-    return max((_token_f1(prediction, target) for target in targets), default=0.0)
+    best = 0.0
+    for target in targets if prediction is not None else ():
+        ours, theirs = map(str.split, _forms(str(prediction), target))
+        common = sum((Counter(ours) & Counter(theirs)).values())
+        best = max(best, 2 * common / ((len(ours) + len(theirs)) or 1))
+    return best
 
 
 def lost_in_comparison(target: str) -> str | None:
     """What a target is compared as, if it loses a number's marks or symbols. Else None."""
-    figures = _FIGURE.finditer(target)
-    marked = any(_value(each) != Decimal("".join(filter(str.isdigit, each[0]))) for each in figures)
-    is_lost = marked or _SYMBOLS.search(target) or not normalize_answer(target)
-    return _forms("", target)[1] if is_lost else None
+    form = _forms("", target)[1]
+    ours, theirs = (_numbers(text, _WRITTEN[0])[0] for text in (target, form))
+    is_lost = ours != theirs or _SYMBOLS.search(target) or not normalize_answer(target)
+    return form if is_lost else None
 
 
 def _forms(prediction: str, target: str) -> tuple[str, str]:
@@ -84,33 +89,38 @@ def _equal(prediction: str, target: str) -> bool:
 
 
 def _same(prediction: str, target: str) -> bool:
-    ours, theirs = ([_value(each) for each in _FIGURE.finditer(text)] for text in (prediction, target))
-    if _equal(prediction, target):
-        return len(ours) != len(theirs) or ours == theirs
-    alone = all(_NUMBER_ALONE.fullmatch(text) for text in (prediction, target))
-    return alone and ours == theirs
+    for written in _WRITTEN:
+        (ours, said), (theirs, wanted) = (_numbers(text, written) for text in (prediction, target))
+        if ours == theirs and _equal(said, wanted):
+            return True
+    return False
 
 
-def _value(figure: re.Match[str]) -> Decimal:
-    parts = _PARTS.fullmatch(figure[2])
-    whole, decimals = parts.groups() if parts else (figure[2], None)
-    digits = "".join(filter(str.isdigit, whole)) or "0"
-    return Decimal(f"{'-' if figure[1] else ''}{digits}.{decimals or 0}")
+def _numbers(text: str, written: re.Pattern[str]) -> tuple[list[Decimal | str], str]:
+    """The numbers of a text, with the parts of dates and names like 007, and the text with a 0 for each."""
+    found: list[Decimal | str] = []
+
+    def note(figure: re.Match[str]) -> str:
+        runs = re.findall(r"\d+", figure[2])
+        values: list[Decimal | str] = [run if run[0] == "0" else Decimal(run) for run in runs]
+        if parts := written.fullmatch(figure[2]):
+            whole = "".join(filter(str.isdigit, parts[1])) or "0"
+            values = [Decimal(f"{'-' if figure[1] else ''}{whole}.{parts[2] or 0}")]
+        found.extend(values)
+        return "0" * len(values)
+
+    zeroed = _FIGURE.sub(note, text)
+    return found, zeroed
 
 
-def _token_f1(prediction: str, target: str) -> float:
-    ours, theirs = map(str.split, _forms(prediction, target))
-    common = sum((Counter(ours) & Counter(theirs)).values())
-    return 2 * common / (len(ours) + len(theirs)) if common else 0.0
-
-
-def contains_answer(text: str, answer: str) -> bool:
-    """Whether the text has the answer's words in sequence. False for an answer without words.
+def contains_answer(text: str, answer: str, *, begun: bool = False) -> bool:
+    """Whether the text has the answer's words in sequence, the last one perhaps only `begun`.
 
     In either reading: punctuation removed ("U.S." is "us"), or as spaces ("Oslo’s" contains "Oslo").
     """
     readings = zip(_readings(answer), _readings(text), strict=True)
-    return any(words and f" {words} " in f" {whole} " for words, whole in readings)
+    end = "" if begun else " "
+    return any(words and f" {words}{end}" in f" {whole} " for words, whole in readings)
 
 
 def space_characters(text: str) -> str:

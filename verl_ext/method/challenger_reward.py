@@ -76,10 +76,9 @@ def integrity_fault(question: str | None, answer: str | None) -> IntegrityFault 
         return "question_without_words"
     if not normal_answer:
         return "answer_without_words"
-    # A word that only begins with the answer gives a name of some length away, as the gates have it.
-    begun = answer[:1].isupper() and len(normal_answer) >= _STEM_CHARS
-    given_away = contains_answer(question, answer) or (begun and f" {normal_answer}" in f" {normal_question}")
-    return "answer_in_question" if given_away else None
+    # A word that only begins with a name of some length gives it away, as the gates have it.
+    is_name = answer[:1].isupper() and len(normal_answer) >= _STEM_CHARS
+    return "answer_in_question" if contains_answer(question, answer, begun=is_name) else None
 
 
 def difficulty(k: int, n: int) -> float:

@@ -85,6 +85,11 @@ def opened_thinking(tokenizer: Any, prompt_ids: Sequence[int]) -> str:
     return found[0] if found else ""
 
 
+def read_turn(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+    """The text of a turn without special tokens, with the thinking that its prompt ended with."""
+    return opened_thinking(tokenizer, prompt_ids) + str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
 def turn_end_id(tokenizer: Any) -> int:
     """The id of `<|im_end|>`. Raises ValueError if the tokenizer has none."""
     token_id = tokenizer.convert_tokens_to_ids(TURN_END)

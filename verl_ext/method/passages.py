@@ -3,13 +3,11 @@
 Every line of a passage begins with `[`, and no other line does. So the text can be read back without doubt.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 RESPONSE_LIMIT = 2048  # characters in one tool response
 _MARK = "["
-_NUMBER = re.compile(r"\[\d+\] ")
 _NOTHING = "No results."
 
 
@@ -48,8 +46,7 @@ def shown_passages(response: str) -> list[str]:
 
 def passage_of(line: str) -> str:
     """The passage of a response's line without its number, or "" for any other line."""
-    numbered = _NUMBER.match(line)
-    return line[numbered.end() :] if numbered else ""
+    return line.partition("] ")[2] if line.startswith(_MARK) else ""
 
 
 def passages_by_query(queries: Sequence[str], response: str) -> list[tuple[str, list[str]]]:

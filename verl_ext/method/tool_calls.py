@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from environments.turn_text import read_json, spoken, tagged_calls
+from drzero.ops.text import is_encodable
+from environments.turn_text import read_json, tagged_calls, turn_parts
 from verl_ext.method.passages import defuse
 from verl_ext.method.trajectory import SearchCall
 
@@ -45,7 +46,7 @@ _TAG = re.compile(r"</?(?:think|tool_call|answer|question)>")
 
 def parse_tool_calls(text: str) -> list[SearchCall]:
     """Every closed tool call of a turn outside its thinking. Invalid ones have `error` set. Never raises."""
-    return [parse_call(raw) for said in spoken(text) for raw in tagged_calls(said)]
+    return [parse_call(raw) for _, said in turn_parts(text) for raw in tagged_calls(said)[0]]
 
 
 def render_tool_call(queries: Sequence[str]) -> str:
@@ -80,7 +81,7 @@ def parse_call(raw: str) -> SearchCall:
         error = "there is no such tool, the only one is search"
     elif not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         error = "query_list is not a list of strings"
-    elif not queries or not all(_is_sendable(query) for query in queries):
+    elif not queries or not all(query.strip() and is_encodable(query) for query in queries):
         error = "query_list is empty or has an empty query"
     elif len(queries) > MAX_QUERIES_PER_CALL:
         error = f"query_list has more than {MAX_QUERIES_PER_CALL} queries"
@@ -91,8 +92,3 @@ def parse_call(raw: str) -> SearchCall:
     else:
         return SearchCall(raw=raw, queries=tuple(queries))
     return SearchCall(raw=raw, queries=None, error=error)
-
-
-def _is_sendable(query: str) -> bool:
-    """UTF-8 cannot carry half of a surrogate pair."""
-    return bool(query.strip()) and not any("\ud800" <= char <= "\udfff" for char in query)

@@ -31,12 +31,6 @@ class SearchCall:
         """Whether a valid call got its passages."""
         return self.valid and self.response is not None and not self.failed
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> SearchCall:
-        """From the JSON form."""
-        queries = None if data["queries"] is None else tuple(data["queries"])
-        return cls(data["raw"], queries, data["response"], data["failed"], data["error"])
-
 
 @dataclass(frozen=True)
 class Turn:

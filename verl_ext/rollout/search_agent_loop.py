@@ -13,14 +13,8 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.method.chat import TURN_END, opened_thinking
-from verl_ext.method.tool_calls import (
-    SEARCH_TOOL_NAME,
-    SEARCH_TOOL_SCHEMA,
-    invalid_call_response,
-    parse_tool_calls,
-    refuse_call,
-)
+from verl_ext.method.chat import TURN_END, read_turn
+from verl_ext.method.tool_calls import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn, token_drift
 from verl_ext.telemetry import waiting
 
@@ -77,8 +71,7 @@ class SearchAgentLoop(ToolAgentLoop):
             raise RuntimeError(
                 "the rollout engine returned no token: aborted, or no room left in max_model_len"
             )
-        text = self.tokenizer.decode(turn_ids, skip_special_tokens=True)
-        text = opened_thinking(self.tokenizer, input_ids) + text
+        text = read_turn(self.tokenizer, input_ids, turn_ids)
         truncated = len(turn_ids) >= capped["max_tokens"] and turn_ids[-1] != self.tokenizer.eos_token_id
         turn = Turn(text, tuple(parse_tool_calls(text)), truncated)
         agent_data.extra_fields.setdefault("turns", []).append(turn)
@@ -95,26 +88,16 @@ class SearchAgentLoop(ToolAgentLoop):
         open_calls = [call.raw if call.response is None else None for call in turns[-1].calls]
         index = open_calls.index(tool_call.arguments)
         call = turns[-1].calls[index]
-        if call.queries is None:
-            text = invalid_call_response(call)
-            _record(turns, index, replace(call, response=text))
-            return ToolResponse(text=text), 0.0, {}
         # Calls of one turn run concurrently, so an empty response marks this one as taken before the wait.
         _record(turns, index, replace(call, response=""))
         tool = self.tools[SEARCH_TOOL_NAME]
         create_kwargs = tools_kwargs.get(SEARCH_TOOL_NAME, {}).get("create_kwargs", {})
         instance_id, _ = await tool.create(create_kwargs=create_kwargs)
         try:
-            arguments = {"query_list": list(call.queries)}
-            response, _, outcome = await tool.execute(instance_id, arguments, agent_data=agent_data)
+            response, _, outcome = await tool.execute(instance_id, {"call": call}, agent_data=agent_data)
         finally:
             await tool.release(instance_id)
-        if outcome["refused"]:
-            call = refuse_call(call, outcome["error"])
-            response = ToolResponse(text=call.response)
-        else:
-            call = replace(call, response=response.text, failed=outcome["failed"], error=outcome["error"])
-        _record(turns, index, call)
+        _record(turns, index, outcome["call"])
         return response, 0.0, {}
 
 

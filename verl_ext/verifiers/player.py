@@ -20,7 +20,7 @@ from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from environments.verifiers.taskset import VerifiersTaskset
 from verl_ext.episodes import EpisodeLimits, Model, Played
-from verl_ext.method.chat import opened_thinking
+from verl_ext.method.chat import read_turn
 from verl_ext.method.trajectory import token_drift
 from verl_ext.verifiers.endpoint import endpoint
 from verl_ext.verifiers.host import host_of
@@ -165,9 +165,8 @@ class _Play:
         for node in branch.nodes:
             if node.sampled:
                 ids = [token for token, drawn in zip(node.token_ids, node.mask, strict=True) if drawn]
-                one, tokenizer = sampled.get(tuple(ids)), self._model.tokenizer
-                text = tokenizer.decode(ids, skip_special_tokens=True)
-                text = opened_thinking(tokenizer, one.prompt_ids if one else ()) + text
+                one = sampled.get(tuple(ids))
+                text = read_turn(self._model.tokenizer, one.prompt_ids if one else (), ids)
                 calls = parse_calls(text, tools, self._limits.call_form)
                 turns.append(Turn(text, calls, one is not None and one.sampled.truncated))
                 continue

@@ -7,16 +7,10 @@ from renderers import CustomRendererConfig, ParsedResponse, RenderedTokens
 from renderers.base import ParsedToolCall, ToolCallParseStatus, extract_message_tool_names
 from renderers.configs import BaseRendererConfig
 
-from environments.call import Call, outside_calls, parse_calls
-from environments.turn_text import spoken, thinking
+from environments.call import FORMS, Call, parse_calls
+from environments.turn_text import thinking, turn_parts
 from environments.verifiers.harness import UNNAMED
-from verl_ext.method.chat import (
-    next_turn_ids,
-    opened_thinking,
-    plain_message,
-    render_prompt_ids,
-    turn_end_id,
-)
+from verl_ext.method.chat import next_turn_ids, plain_message, read_turn, render_prompt_ids, turn_end_id
 
 
 class ChatRendererConfig(BaseRendererConfig):
@@ -89,10 +83,9 @@ class ChatRenderer:
         prompt_ids: Sequence[int] | None = None,
     ) -> ParsedResponse:
         """A turn as a message: its thinking, its text, and every tool call, valid or not."""
-        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
-        text = opened_thinking(self._tokenizer, prompt_ids or ()) + text
+        text = read_turn(self._tokenizer, prompt_ids or (), token_ids)
         calls = parse_calls(text, tools or (), self._call_form)
-        said = "".join(outside_calls(part, self._call_form) for part in spoken(text))
+        said = "".join(FORMS[self._call_form].read(part)[1] for _, part in turn_parts(text))
         thought, complete = thinking(text)
         return ParsedResponse(
             content=said.strip() if calls else said,

@@ -13,7 +13,7 @@ from data.benchmarks import load_benchmark
 from data.parquet_io import arrow_faults, read_parquet
 from data.question_rows import FieldNames
 from verl_ext.method.challenger_reward import challenger_reward
-from verl_ext.method.chat import render_prompt_ids, turn_end_id
+from verl_ext.method.chat import read_turn, render_prompt_ids, turn_end_id
 from verl_ext.method.prompts import Message, PromptForm, solver_messages
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, parse_tool_calls
@@ -35,7 +35,7 @@ class Prompt:
 
     def score_of(self, tokenizer: Any, ids: Sequence[int]) -> float:
         """The score of a conversation that ends with this one turn."""
-        text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        text = read_turn(tokenizer, self.ids, ids)
         cut = turn_end_id(tokenizer) not in ids
         return self.score(Trajectory((Turn(text, tuple(parse_tool_calls(text)), cut),)))
 
@@ -55,7 +55,11 @@ def load_prompts(path: str, tokenizer: Any, wording: Wording, n: int, seed: int)
     if path.endswith(".parquet") and Path(path).is_file():
         with arrow_faults(Path(path), "prepare the data again"):
             columns = pq.read_schema(path).names
-    rows = _training_rows(path) if "agent_name" in columns else _questions(path, wording)
+    if "agent_name" in columns:
+        found = read_parquet(Path(path)).to_pylist()
+        rows = [(f"row {number}", row["prompt"], *_score_of(row)) for number, row in enumerate(found)]
+    else:
+        rows = _questions(path, wording)
     chosen = sorted(random.Random(seed).sample(range(len(rows)), min(n, len(rows))))
     return [
         Prompt(name, messages, render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA]), by, score)
@@ -66,21 +70,16 @@ def load_prompts(path: str, tokenizer: Any, wording: Wording, n: int, seed: int)
 ScoredRow = tuple[str, Sequence[Message], str, Callable[[Trajectory], float]]
 
 
-def _training_rows(path: str) -> list[ScoredRow]:
-    rows = read_parquet(Path(path)).to_pylist()
-    return [(f"row {number}", row["prompt"], *_score_of(row)) for number, row in enumerate(rows)]
-
-
 def _score_of(row: dict[str, Any]) -> tuple[str, Callable[[Trajectory], float]]:
     """A solver's row has accepted answers. A challenger's is scored by format, as the rest needs a solver."""
     targets, info = row["reward_model"]["ground_truth"]["target"], row["extra_info"]
     if targets:
-        return OF_SOLVER, functools.partial(_exact, targets)
+        return OF_SOLVER, functools.partial(_exact, targets, str(row["data_source"]))
     return OF_CHALLENGER, functools.partial(_format, str(info["document"]), int(info["hop"] or 1))
 
 
-def _exact(targets: Sequence[str], trajectory: Trajectory) -> float:
-    return solver_reward(trajectory, targets).score
+def _exact(targets: Sequence[str], source: str, trajectory: Trajectory) -> float:
+    return solver_reward(trajectory, targets, source).score
 
 
 def _format(document: str, hop: int, trajectory: Trajectory) -> float:
@@ -93,7 +92,7 @@ def _questions(path: str, wording: Wording) -> list[ScoredRow]:
             question.key,
             solver_messages(question.question, wording.form, wording.max_turns),
             OF_SOLVER,
-            functools.partial(_exact, question.targets),
+            functools.partial(_exact, question.targets, ""),
         )
         for question in load_benchmark(path, wording.fields)
     ]

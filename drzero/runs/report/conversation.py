@@ -9,6 +9,7 @@ from markupsafe import Markup
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.text import TEMPLATES, answer_pattern, cut, highlighted
 from drzero.runs.report.trajectories import Trajectory
+from environments.turn_text import turn_parts, without_tags
 from verl_ext.method.passages import passage_of
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.method.trajectory import Trajectory as Conversation
@@ -16,9 +17,8 @@ from verl_ext.method.trajectory import Trajectory as Conversation
 # A stretch holds no further tag of its kind: else each of many unclosed ones would be searched to the end.
 # Atomic groups, because possessive groups fail in Python 3.11.2.
 _TAGGED = re.compile(
-    r"<(think|question|answer)>((?>(?:[^<]+|<(?!/?\1>))*))</\1>"
-    r"|<(tool_call)>(?>(?:[^<]+|<(?!/?tool_call>))*)</tool_call>"
-    r"|<(think)>((?>(?:[^<]+|<(?!/?think>))*))\Z"
+    r"<(question|answer)>((?>(?:[^<]+|<(?!/?\1>))*))</\1>"
+    r"|<tool_call>(?>(?:[^<]+|<(?!/?tool_call>))*)</tool_call>"
 )
 
 
@@ -98,15 +98,13 @@ def shown_turns(
 
 
 def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:
-    end = 0
-    for found in _TAGGED.finditer(text):
-        if between := text[end : found.start()].strip():
-            yield Piece("text", highlighted(between, pattern))
-        if kind := found[1] or found[4]:
-            yield Piece(kind, highlighted((found[2] or found[5] or "").strip(), pattern))
-        end = found.end()
-    if rest := text[end:].strip():
-        yield Piece("text", highlighted(rest, pattern))
+    for thought, said in turn_parts(text):
+        plain, *rest = _TAGGED.split(said)
+        pieces = [("think", without_tags(thought)), ("text", plain)]
+        for kind, tagged, after in zip(*(rest[place::3] for place in range(3)), strict=True):
+            pieces += [(kind, tagged), ("text", after)]
+        shown = ((kind, words.strip()) for kind, words in pieces if kind)  # None for a call
+        yield from (Piece(kind, highlighted(words, pattern)) for kind, words in shown if words)
 
 
 def _call(call: SearchCall, pattern: re.Pattern[str] | None, source: str) -> ShownCall:

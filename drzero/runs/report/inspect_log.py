@@ -8,7 +8,6 @@ metadata. One that does not count has an error instead of scores. docs/dumps.md 
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,16 +15,16 @@ from typing import Any
 
 from drzero.ops.files import atomic_path
 from drzero.ops.records import Record
+from drzero.ops.text import encodable
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.trajectories import Trajectory, read_trajectories
 from drzero.runs.run_folder import NotARun, RunFolder, named_run
+from environments.turn_text import thinking, turn_parts
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
 
 FOLDER = "inspect"
-_THINKING = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
-_HALVES = re.compile("[\ud800-\udfff]")  # of surrogate pairs, which readers of the format refuse
 
 
 def run_export_log(arguments: Sequence[str]) -> None:
@@ -46,8 +45,8 @@ def write_log(run: RunFolder) -> Path:
         head = json.dumps(_header(run, tally, began), indent=1)
         file.write(head.removesuffix("\n}") + ',\n "samples": [\n')
         for number, trajectory in enumerate(read_trajectories(run, [])):
-            sample = json.dumps(_sample(trajectory), ensure_ascii=False)
-            file.write((",\n" if number else "") + _HALVES.sub("\ufffd", sample))
+            sample = json.dumps(encodable(_sample(trajectory)), ensure_ascii=False)
+            file.write((",\n" if number else "") + sample)
         file.write("\n]}\n")
     return path
 
@@ -140,10 +139,10 @@ def _messages(conversation: Conversation, observations: Sequence[str | None]) ->
 
 
 def _assistant(turn: Turn, place: int) -> Record:
-    thinking = _THINKING.match(turn.text)
-    content: list[Record] = [{"type": "text", "text": turn.text[thinking.end() if thinking else 0 :].strip()}]
-    if thinking:
-        content.insert(0, {"type": "reasoning", "reasoning": thinking[1].strip()})
+    said = "".join(said for _, said in turn_parts(turn.text))
+    content: list[Record] = [{"type": "text", "text": said.strip()}]
+    if thought := thinking(turn.text)[0]:
+        content.insert(0, {"type": "reasoning", "reasoning": thought})
     calls = [
         {
             "id": f"call_{place}_{number}",
