@@ -104,6 +104,13 @@ def test_a_solver_that_answers_500_is_named_with_its_answer_and_what_to_do(confi
     assert [(probe.name, probe.ok) for probe in probes.done] == [("search", True), ("solver turn", False)]
 
 
+def test_a_solver_that_refuses_the_request_is_named_too(config, start_peer):
+    use(config, "retrieval", start_peer("/retrieve", retrieve).url)
+    use(config, "solver", start_peer("/v1/completions", lambda body: 404).url)
+    with pytest.raises(ProbeFailed, match=r"(?s)'solver turn' failed at solver .*HTTP 404"):
+        probed(config)
+
+
 def test_a_retrieval_service_that_fails_is_the_first_probe_to_fail(config, start_peer):
     use(config, "retrieval", start_peer("/retrieve", lambda body: 500).url)
     with pytest.raises(
