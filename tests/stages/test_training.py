@@ -67,6 +67,14 @@ def test_a_start_validates_what_the_last_one_did_not_come_to(tmp_path, saved, va
     assert (config.trainer.val_before_train, config.trainer.val_only) == (before, alone)
 
 
+def test_a_run_without_validation_gets_none(tmp_path):
+    (tmp_path / TRACKER).write_text("6")
+    trainer = {"val_before_train": False, "test_freq": -1, "total_training_steps": 6, "resume_mode": "auto"}
+    config = OmegaConf.create({"trainer": trainer})
+    _plan_validation(config, tmp_path)
+    assert (config.trainer.val_before_train, config.trainer.val_only) == (False, False)
+
+
 def test_a_step_that_was_run_again_counts_as_it_went_last(tmp_path):
     log(tmp_path, 1, (1, TRAINED), (2, TRAINED), torn='{"step": 3, "da')
     log(tmp_path, 2, (2, TRAINED | {"perf/total_num_tokens": 7}))
