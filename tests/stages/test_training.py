@@ -136,7 +136,7 @@ def dumped(question: str, answer: str, k: int | None, hop: int = 1) -> dict[str,
     """A line of a challenger's dump, with the reward that its question earns."""
     said = conversation(question, answer, searches=hop - 1)
     reward = asdict(challenger_reward(said, DOCUMENT, hop, k=k))
-    kept = {"hop": hop, "doc_id": "firm", "document": DOCUMENT, "question": question}
+    kept = {"step": 1, "hop": hop, "doc_id": "firm", "document": DOCUMENT, "question": question}
     return kept | {"reward": reward, "trajectory": said.to_dict()}
 
 
@@ -160,7 +160,7 @@ def test_a_challengers_run_ends_with_questions_that_earned_their_difficulty_and_
     assert shown is not None
     assert [one.answer for one in shown.accepted] == ["Vizmam", "Brurbul Lernin"]
     assert shown.accepted[0].reason.startswith("2 of 5 attempts gave this answer, reward ")
-    assert shown.accepted[1].evidence.startswith("found: [1] Vizmam: Vizmam is a town")
+    assert shown.accepted[1].evidence.startswith("found: Vizmam: Vizmam is a town")
     assert [one.reason for one in shown.rejected] == [
         "5 of 5 attempts gave this answer: too easy",
         "0 of 5 attempts gave this answer: too hard, or its answer is wrong",
