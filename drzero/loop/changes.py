@@ -17,8 +17,7 @@ from scipy import stats
 from drzero.stages.evaluate import Records
 from drzero.stages.evaluate.intervals import LEVEL, wilson
 
-ALL = "all questions"
-"""The questions of all benchmarks together."""
+ALL = "all questions"  # the questions of all benchmarks together
 
 
 @dataclass(frozen=True)
@@ -28,15 +27,12 @@ class ExactMatchChange:
     n: int
     before: float
     after: float
-    gained: int
-    """Questions that only the second model answers right."""
+    gained: int  # questions that only the second model answers right
     lost: int
     effect: float
     low: float
-    high: float
-    """End of the 95 % interval, which begins at `low`."""
-    p: float
-    """Two-sided."""
+    high: float  # end of the 95 % interval, which begins at `low`
+    p: float  # Two-sided
 
 
 def paired(before: Records, after: Records) -> ExactMatchChange | None:
@@ -88,10 +84,8 @@ class SeedsChange:
     changes: tuple[ExactMatchChange, ...]
     effect: float
     low: float
-    high: float
-    """The 95 % interval covers other seeds and other questions."""
-    p: float | None
-    """Student's two-sided test that the seeds' mean is 0. None if they do not vary."""
+    high: float  # the 95 % interval covers other seeds and other questions
+    p: float | None  # Student's two-sided test that the seeds' mean is 0. None if they do not vary.
 
 
 def over_seeds(changes: Sequence[ExactMatchChange]) -> SeedsChange:

@@ -39,8 +39,7 @@ from verl_ext.stop_time import require_time
 
 LOOP_VARIABLE = "DRZERO_LOOP"
 """Environment variable of the loop's processes, by which a rerun finds a killed run's leftovers."""
-_STAGE_GRACE_S = 30.0
-"""Seconds. A stage stops its trainer and its services one after another."""
+_STAGE_GRACE_S = 30.0  # Seconds. A stage stops its trainer and its services one after another.
 
 
 def run_evolve(arguments: Sequence[str]) -> None:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from drzero.ops.errors import UserError
 from drzero.ops.files import atomic_write
 from drzero.ops.versions import installed_versions
@@ -25,17 +27,14 @@ class StageEntry:
 
     state: State = "pending"
     config: dict[str, Any] = field(default_factory=dict)
-    inputs: dict[str, str | None] = field(default_factory=dict)
-    """Content identity of each input, by name."""
+    inputs: dict[str, str | None] = field(default_factory=dict)  # content identity of each input, by name
     outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By name `path`, content `identity`, and whether it was `pruned` since."""
     versions: dict[str, str] = field(default_factory=dict)
     starts: int = 0
     started: float | None = None
-    seconds: float = 0.0
-    """Wall-clock time over all starts."""
-    tokens: int = 0
-    """Tokens that models read or wrote."""
+    seconds: float = 0.0  # Wall-clock time over all starts
+    tokens: int = 0  # tokens that models read or wrote
     figures: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
@@ -45,6 +44,10 @@ class StageEntry:
         return any(output["pruned"] for output in self.outputs.values())
 
 
+class _File(msgspec.Struct):
+    stages: dict[str, StageEntry]
+
+
 class Manifest:
     """The entries by stage run, and their file."""
 
@@ -52,8 +55,12 @@ class Manifest:
         self.path = path
         self.entries: dict[str, StageEntry] = {}
         if path.is_file():
-            record = json.loads(path.read_text(encoding="utf-8"))
-            self.entries = {name: StageEntry(**entry) for name, entry in record["stages"].items()}
+            try:
+                self.entries = msgspec.json.decode(path.read_bytes(), type=_File).stages
+            except msgspec.MsgspecError as error:
+                raise LoopChanged(
+                    f"{path} is no loop's manifest ({error}): restore it, or move it away"
+                ) from error
 
     def entry(self, name: str) -> StageEntry:
         """The entry of a stage run, created if missing."""

@@ -16,7 +16,7 @@ _LEVELS: dict[str, Level] = {
 _HIDDEN = ("cost",)
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 # Control characters except the line feed, and characters that reorder text, are invisible or invalid.
-_OBEYED = re.compile(
+OBEYED = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\u3164\ufeff\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
 )
@@ -69,4 +69,4 @@ def one_line(text: str) -> str:
 def plain(text: str) -> str:
     """Strip colours from another program's text and make its control characters visible."""
     shown = _COLOURS.sub("", text).replace("\t", " ")
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)
+    return OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), shown)

@@ -20,6 +20,7 @@ from drzero.ops.files import open_regular
 
 Record = dict[str, Any]
 Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
+Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]  # a calendar can show it
 
 EVENTS_FILE = "events.jsonl"  # in `logs/`: what happened to the parts of a run
 HEARTBEATS = "heartbeats.jsonl"  # which phase of which step began when
@@ -38,13 +39,13 @@ def shape(required: Mapping[str, Any], **optional: Any) -> type:
 
 
 EventLine = shape(
-    {"time": float, "kind": str, "component": str, "text": str},
+    {"time": Time, "kind": str, "component": str, "text": str},
     **{"step": float | None, "offset": Step, "code": int | None, "silent_s": float, "evidence": list[str]},
     **dict.fromkeys(("first_error", "culprit", "advice"), str | None),
 )
-BeatLine = shape({"time": float, "step": Step, "phase": str})
+BeatLine = shape({"time": Time, "step": Step, "phase": str})
 SampleLine = shape(
-    {"time": float, "component": str},
+    {"time": Time, "component": str},
     gpus=list[shape({"used_mb": float | None, "busy_percent": float | None})],  # type: ignore[misc]
     **{"state": str, **dict.fromkeys(("cpu_share", "rss_mb", "load"), float)},
     **dict.fromkeys(("gpu_mb", "memory_free_mb", "disk_free_gb"), float | None),
@@ -52,7 +53,7 @@ SampleLine = shape(
 _SAMPLES = ("accepted", "invalid", "failed", "stale", "filtered", "in_flight", "lost")
 FlowLine = shape(
     {
-        "time": float,
+        "time": Time,
         "points": dict[str, dict[str, float | str | None]],
         "samples": shape({"asked": float, "produced": float}, **dict.fromkeys(_SAMPLES, float)) | None,
         "waiting": shape({"point": str, "have": float, "want": float, "since_s": float}) | None,

@@ -32,8 +32,7 @@ from environments.registry import canonical
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 WITH_ENVIRONMENT = ("train", "evaluate", "agent_bench")
 RESOLVED = "resolved"
-CPUS_A_GPU = 3
-"""Ray CPUs that veRL 0.9.1 reserves with each training GPU, on the GPU's node."""
+CPUS_A_GPU = 3  # Ray CPUs that veRL 0.9.1 reserves with each training GPU, on the GPU's node
 ATTEMPTS_A_REWARD_WORKER = 160
 """A worker takes about 20 ms to render and parse an attempt of four turns, and a step waits for all."""
 

@@ -19,8 +19,7 @@ from environments.taskset import Taskset
 from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 from verl_ext.method.chat import turn_end_id
 
-ROWS_PATIENCE = 10
-"""Rows may take this many times longer than other calls, because they may come from a file."""
+ROWS_PATIENCE = 10  # rows may take this many times longer than other calls, because they may come from a file
 
 
 def load_taskset(config: DictConfig) -> Taskset:

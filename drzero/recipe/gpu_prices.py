@@ -16,8 +16,7 @@ class GpuType:
     memory_gib: float
     usd_per_hour: float
     bf16_tflops: float
-    has_bf16: bool = True
-    """Whether it has native bfloat16. Otherwise PyTorch emulates it and SGLang refuses."""
+    has_bf16: bool = True  # Whether it has native bfloat16. Otherwise PyTorch emulates it and SGLang refuses.
 
 
 GPUS = {
@@ -44,8 +43,7 @@ CORE_USD_PER_HOUR = 0.0472
 GIB_USD_PER_HOUR = 0.0080
 
 
-BROAD_REGION, NARROW_REGION = 1.5, 1.75
-"""Price factors for a region such as `us`, and one such as `us-east`."""
+BROAD_REGION, NARROW_REGION = 1.5, 1.75  # price factors for a region such as `us`, and one such as `us-east`
 
 
 def usd_per_hour(

@@ -10,8 +10,7 @@ from drzero.ops.records import JsonTail, Step, shape
 
 Steps = dict[int, dict[str, float]]
 
-ALARMS = "drzero/collapse/alarms"
-"""Only the last step of a whole window has it."""
+ALARMS = "drzero/collapse/alarms"  # only the last step of a whole window has it
 
 _CHALLENGER_COLUMNS = {
     "reward": "drzero/reward/score",

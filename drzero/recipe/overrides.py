@@ -61,8 +61,7 @@ _INSTANTIATE_KEYS = {"_target_", "_convert_", "_recursive_", "_partial_", "_args
 class OverrideError(UserError, ValueError):
     """An override that cannot work. The message names it and the nearest name that exists."""
 
-    line = ""
-    """The override as typed; empty if no single one is to blame."""
+    line = ""  # the override as typed; empty if no single one is to blame
 
     @property
     def key(self) -> str:

@@ -1,11 +1,11 @@
 """The folder of a self-evolution loop: its stages by iteration, and their own runs."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drzero.ops.records import Record
 from drzero.runs.run_folder import NotARun, RunFolder
 
 
@@ -19,24 +19,24 @@ class StageState:
     tokens: int
     figures: Mapping[str, Any]
     error: str | None
-    page: str | None
-    """Its report, relative to the loop's."""
+    page: str | None  # its report, relative to the loop's
 
     @property
     def iteration(self) -> int:
         """Counted from 1. The evaluation of the base model has 0."""
-        return int(self.name.rpartition("_iter")[2] or 0)
+        found = re.search(r"_iter(\d{1,9})$", self.name, re.ASCII)
+        return int(found[1]) if found else 0
 
 
 def stages(loop: RunFolder) -> list[StageState]:
     """The stages in the order of the manifest."""
     found = []
-    for name, entry in _entries(loop).items():
+    for name, entry in loop.entries.items():
         page = f"../{name}/report.html"
         is_killed = entry.get("state") == "running" and not loop.is_running
         found.append(
             StageState(
-                name=str(name),
+                name=name,
                 state="killed" if is_killed else str(entry.get("state")),
                 seconds=float(entry.get("seconds") or 0),
                 tokens=int(entry.get("tokens") or 0),
@@ -51,7 +51,7 @@ def stages(loop: RunFolder) -> list[StageState]:
 def stage_runs(loop: RunFolder) -> list[RunFolder]:
     """The runs of the stages that hold trajectories, in the order of the manifest."""
     kept = ("dumps", "samples.jsonl", "answers.jsonl")
-    folders = [loop.folder.parent / name for name in _entries(loop)]
+    folders = [loop.folder.parent / name for name in loop.entries]
     return [RunFolder(folder) for folder in folders if any((folder / name).exists() for name in kept)]
 
 
@@ -67,10 +67,5 @@ def last_stage(run: RunFolder) -> Path:
 
 def versions(loop: RunFolder) -> str | None:
     """The package versions that the last stage recorded."""
-    recorded = [entry["versions"] for entry in _entries(loop).values() if entry.get("versions")]
+    recorded = [entry["versions"] for entry in loop.entries.values() if entry.get("versions")]
     return ", ".join(f"{name} {version}" for name, version in recorded[-1].items()) if recorded else None
-
-
-def _entries(loop: RunFolder) -> dict[str, Record]:
-    found = loop.report.get("stages")
-    return found if isinstance(found, dict) else {}

@@ -18,13 +18,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import yaml
 
 from drzero.ops.errors import UserError
 from drzero.ops.files import open_regular
 from drzero.ops.notices import ALARM_KIND
 from drzero.ops.process.lock import lock_is_held
-from drzero.ops.records import HEARTBEATS, OUT_OF_TIME, Record, RunRecords, read_object
+from drzero.ops.records import HEARTBEATS, OUT_OF_TIME, Record, RunRecords, read_object, shape
 from drzero.ops.watchdog.post_mortem import Death, examine
 from drzero.recipe.compose import RESOLVED
 from drzero.recipe.metrics import MetricsTail, Steps, steps_of
@@ -43,6 +44,11 @@ _DRAWN = (
     "response_length/mean",
     "training/global_step",
 )
+_Entry = shape(
+    {"state": str},
+    **{"seconds": float, "tokens": int, "error": str | None},
+    **{"figures": dict[str, Any], "versions": dict[str, str]},
+)
 _SERIOUS = {"crash", "hung", "silent", "restart", "stall", "exit", OUT_OF_TIME, "end", ALARM_KIND}
 
 
@@ -55,8 +61,7 @@ class Mark:
     """Something that happened once: an alarm, a restart, a stall, a further start."""
 
     time: float
-    step: float | None
-    """Its place on an axis of steps, with a fraction if it happened within a step."""
+    step: float | None  # its place on an axis of steps, with a fraction if it happened within a step
     kind: str
     text: str
 
@@ -164,6 +169,19 @@ class RunFolder(RunRecords):
         return read_object(self.folder / (MANIFEST if (self.folder / MANIFEST).is_file() else "report.json"))
 
     @cached_property
+    def entries(self) -> dict[str, Record]:
+        """A loop's stages, as its manifest has them."""
+        found, fitting = self.report.get("stages"), dict[str, Record]()
+        entries = found if isinstance(found, dict) else {MANIFEST: None}
+        for name, entry in entries.items():
+            with suppress(msgspec.ValidationError):
+                msgspec.convert(entry, _Entry)
+                fitting[name] = entry
+        if left_out := len(entries) - len(fitting):
+            self.unreadable[MANIFEST] = f"{left_out} stages"
+        return fitting
+
+    @cached_property
     def result(self) -> Record:
         """The last file of a finished stage."""
         return read_object(self.folder / RESULT)
@@ -185,7 +203,7 @@ class RunFolder(RunRecords):
         return examine(self, CAUSES)
 
     def _loop_ending(self) -> Death:
-        for name, entry in (self.report.get("stages") or {}).items():
+        for name, entry in self.entries.items():
             if entry.get("state") != "complete":
                 state = "killed" if entry.get("state") == "running" else entry.get("state")
                 advice = f"see evolve/logs/{name}.log, then rerun `drzero evolve`: it resumes there"

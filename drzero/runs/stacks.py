@@ -46,8 +46,7 @@ from drzero.runs.view.run_state import RunFacts, RunFiles, RunState
 from drzero.stages.nodes import read_elsewhere
 from drzero.stages.watch import LANDMARKS, PROGRESS
 
-_DEADLINE_S = 20.0
-"""For all dumps together. On a busy machine a single one takes seconds."""
+_DEADLINE_S = 20.0  # For all dumps together. On a busy machine a single one takes seconds.
 NO_STALL = "no stall"
 
 
@@ -100,8 +99,7 @@ class _Look:
     state: RunState
     situation: Situation
     landmarks: Landmarks
-    stall: dict[str, Any] | None
-    """The event of a lasting stall, as the run's own watchdog reported it."""
+    stall: dict[str, Any] | None  # the event of a lasting stall, as the run's own watchdog reported it
 
     @property
     def where(self) -> str:

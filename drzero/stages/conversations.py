@@ -32,15 +32,13 @@ from verl_ext.clients.served_model import SolverServerError
 from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
-LAST_BEGIN_S = 60.0
-"""With less time left, no conversation and no service is started."""
+LAST_BEGIN_S = 60.0  # with less time left, no conversation and no service is started
 _LAST_END_S = 20.0
 """Conversations are dropped this long before the stop time, because services take time to stop."""
 _CHECK_EVERY_S = 1.0
 _LOG_EVERY_S = 60.0
 _BLAME_S = 1.0  # a dead service may take a moment to be seen as dead
-_HOPELESS = 2
-"""This many times `concurrency` failures in a row end the stage."""
+_HOPELESS = 2  # this many times `concurrency` failures in a row end the stage
 
 
 class Ended(Protocol):

@@ -38,8 +38,7 @@ ADAPTER = Path(__file__).resolve().parents[1] / "policies" / "demo"
 BASE_NAME, POLICY_NAME = "smollm2-135m", "demo-policy"
 
 WORLD_SEED = 0
-EVALUATION_SHARE = 0.4
-"""Share of documents kept for the evaluation. No prompt shows one."""
+EVALUATION_SHARE = 0.4  # Share of documents kept for the evaluation. No prompt shows one.
 PROMPTS, HELDOUT = 960, 32
 """Prompts for 120 steps of 8: each of the other documents comes eight or nine times."""
 

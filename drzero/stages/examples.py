@@ -15,10 +15,8 @@ from drzero.recipe.tables import console
 from drzero.stages.result import REPORT
 from verl_ext.method.trajectory import Trajectory
 
-SUMMARY = "summary.json"
-"""A training run's figures, steps, and a challenger's examples."""
-_STEPS = 4
-"""Examples come from at most this many last steps."""
+SUMMARY = "summary.json"  # a training run's figures, steps, and a challenger's examples
+_STEPS = 4  # examples come from at most this many last steps
 FAULTS = {
     "no_question": "the last turn has no <question>",
     "no_answer": "the last turn has no <answer>",

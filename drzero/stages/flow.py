@@ -19,13 +19,11 @@ from drzero.ops.records import FLOW_FILE
 from drzero.recipe.compose import retrieval_url
 from drzero.stages.watch import PROGRESS, WAITS_ON
 
-COUNTERS_FILE = "flow_counters.json"
-"""As in `verl_ext.trainer.flow_counters`, which imports veRL."""
+COUNTERS_FILE = "flow_counters.json"  # as in `verl_ext.trainer.flow_counters`, which imports veRL
 
 CALLS = ("rollout", "generation", "search", "reward", "completion")
 """The kinds of calls workers record (`verl_ext.telemetry`), each a flow point."""
-WORK = {"token": "generation"}
-"""Progress within a call: the rollout engine's tokens."""
+WORK = {"token": "generation"}  # progress within a call: the rollout engine's tokens
 
 _RETRIEVAL = QueueMetrics(
     depth="retrieval_queue_depth",

@@ -30,15 +30,12 @@ class StageModel:
     """A completions server that takes token ids, or a chat endpoint."""
 
     name: str
-    identity: str
-    """Tells it from any other model."""
+    identity: str  # tells it from any other model
     shown: str
     url: str = ""
     tokenizer: Any = None
-    key_variable: str = MODEL_KEY
-    """The environment variable with the server's key."""
-    endpoint: ChatEndpoint | None = None
-    """Replaces `url` and `tokenizer`."""
+    key_variable: str = MODEL_KEY  # the environment variable with the server's key
+    endpoint: ChatEndpoint | None = None  # replaces `url` and `tokenizer`
 
 
 def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> StageModel:

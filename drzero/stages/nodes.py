@@ -13,8 +13,7 @@ from drzero.ops.cluster.watch import NodeWatch, follower
 from drzero.ops.watchdog.watchdog import Elsewhere
 from drzero.recipe.compose import joins_cluster, process_env
 
-_OURS = "DRZERO_"
-"""These variables hold a stage's stop time, and where it announces complete files."""
+_OURS = "DRZERO_"  # these variables hold a stage's stop time, and where it announces complete files
 
 
 def share_environment(config: DictConfig, environment: Mapping[str, str]) -> None:

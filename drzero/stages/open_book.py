@@ -20,16 +20,14 @@ from verl_ext.method.solver_reward import solver_answer
 
 ANSWERS = "open_book.jsonl"
 
-Key = tuple[int, int]
-"""A pair's prompt and sample."""
+Key = tuple[int, int]  # a pair's prompt and sample
 
 
 @dataclass(frozen=True)
 class OpenBook:
     """The journal's records and their verdicts."""
 
-    verdicts: dict[Key, str | None]
-    """The reason against each pair, None if it passed."""
+    verdicts: dict[Key, str | None]  # the reason against each pair, None if it passed
     records: list[dict[str, Any]]
 
 

@@ -48,8 +48,7 @@ from search.sources.corpus import Corpus
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
-_LEAST_S = 120.0
-"""With less time left, nothing starts. The next run resumes an unfinished index."""
+_LEAST_S = 120.0  # With less time left, nothing starts. The next run resumes an unfinished index.
 
 
 def run_prepare_data(config: DictConfig) -> None:

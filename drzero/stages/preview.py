@@ -53,8 +53,7 @@ from verl_ext.clients.question_score import score_question
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.clients.solver_agent import SolverAgent
 
-FAILURES = "failures.jsonl"
-"""The journal of failed questions, which cost tokens too."""
+FAILURES = "failures.jsonl"  # the journal of failed questions, which cost tokens too
 _SERVICE = "model"
 
 

@@ -15,8 +15,7 @@ from drzero.stages.examples import print_examples, verdict
 from drzero.stages.models import request_lines, usd
 from drzero.stages.synthesize import costs
 
-_MANY = 1 / 3
-"""A fault in more than this share of questions is reported as the corpus's."""
+_MANY = 1 / 3  # a fault in more than this share of questions is reported as the corpus's
 _LACKS = {
     "hops": "of {n} questions of several hops, {k} take fewer hops: the documents lead to too few others, or "
     "the model did not follow them",

@@ -14,8 +14,7 @@ from data.leaks import words_of
 from search.sources.corpus import Corpus, Reading
 from search.sources.document import Document
 
-_SHORTEST_TITLE = 4
-"""Characters. A shorter title occurs in many texts by chance."""
+_SHORTEST_TITLE = 4  # Characters. A shorter title occurs in many texts by chance.
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,9 @@ class CorpusSample:
     """The chosen documents, and how many they are chosen from."""
 
     corpus: SampledCorpus
-    about: frozenset[str]
-    """Their ids are for prompts."""
+    about: frozenset[str]  # their ids are for prompts
     total: int
-    named: int
-    """Chosen documents that another one names."""
+    named: int  # chosen documents that another one names
 
 
 def sample_corpus(corpus: Corpus, size: int, about: int, seed: int) -> CorpusSample:

@@ -12,8 +12,7 @@ from drzero.ops.files import atomic_write
 from verl_ext.artefacts import announce
 
 RESULT, REPORT = "result.json", "report.json"
-SAMPLES = "samples.jsonl"
-"""The journal of synthesize and preview: their conversations with the challenger."""
+SAMPLES = "samples.jsonl"  # the journal of synthesize and preview: their conversations with the challenger
 FOUND = "questions.jsonl"
 
 

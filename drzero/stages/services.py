@@ -20,10 +20,8 @@ from verl_ext.server_arguments import REFERENCE_SERVER, as_words, sglang_argumen
 from verl_ext.sglang import cpu
 from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
 
-RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001
-"""Used if they are free and no port is set."""
-INDEX_AWAY = 424
-"""As `search.serving.app.INDEX_UNAVAILABLE`."""
+RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001  # used if they are free and no port is set
+INDEX_AWAY = 424  # as `search.serving.app.INDEX_UNAVAILABLE`
 _RETRIEVAL = ("embedder", "device", "encoders", "threads", "max_batch", "window_ms", "max_queue", "cache_mb")
 """Keys of `retrieval` whose names are also options of `search.server`."""
 

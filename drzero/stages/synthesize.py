@@ -56,8 +56,7 @@ from verl_ext.clients.chat_endpoint import ChatEndpoint
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.method.prompts import Message
 
-SERVICE = "challenger"
-"""The challenger's name as a service, and its model's name in requests."""
+SERVICE = "challenger"  # the challenger's name as a service, and its model's name in requests
 
 PromptRow = dict[str, Any]
 

@@ -42,8 +42,7 @@ from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
 from verl_ext.sglang import cpu
 from verl_ext.stop_time import Note, drop_note, read_note, require_time
 
-START_S = 60.0
-"""With less time left, the first step would not be reached, so nothing is started."""
+START_S = 60.0  # with less time left, the first step would not be reached, so nothing is started
 
 
 LiveView = Callable[[DictConfig], AbstractContextManager[None]]

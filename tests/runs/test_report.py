@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from drzero.recipe.compose import write_resolved
 from drzero.runs.report.charts import page_spec, scores_chart, training_charts
 from drzero.runs.report.checklist import RunCheck, component_states, training_checks
 from drzero.runs.report.conversation import shown_turns
-from drzero.runs.report.figures import Tally, mean_interval, thinned
+from drzero.runs.report.figures import Tally, extremes, mean_interval
 from drzero.runs.report.inspect_log import write_log
 from drzero.runs.report.page import embedded_json
 from drzero.runs.report.reasons import explain
@@ -301,6 +302,8 @@ UNREAD = f"1 lines hold no trajectory that can be read: {DUMP}:1"
         ("heartbeats.jsonl", b'"step": 1,', b'"step": true,', "1 lines of heartbeats.jsonl"),
         ("samples.jsonl", b"0.5", b'"half"', "1 lines of samples.jsonl"),
         ("flow.jsonl", b'"depth": 3.0', b'"depth": []', "1 lines of flow.jsonl"),
+        ("heartbeats.jsonl", b'"time": ', b'"time": 1e99, "was": ', "1 lines of heartbeats.jsonl"),
+        ("samples.jsonl", b'"time": ', b'"time": -1, "was": ', "1 lines of samples.jsonl"),
         ("logs/events.jsonl", b'"kind": "start"', b'"kind": null', "1 lines of logs/events.jsonl"),
         (DUMP, b'"score": ', b'"score": NaN, "was": ', "1 of 12 are left out"),
         (DUMP, b'"score": ', b'"score": 1e308, "was": ', "1 of 12 are left out"),
@@ -561,7 +564,7 @@ def test_the_interval_of_a_mean_is_students(eighths: list[int]) -> None:
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=60), st.integers(2, 30))
 def test_a_long_series_keeps_its_peaks_and_dips_in_order(values: list[int], at_most: int) -> None:
     points = [(float(time), float(value)) for time, value in enumerate(values)]
-    kept = thinned([{"time": time, "value": value} for time, value in points], "time", "value", at_most)
+    kept = extremes(points, itemgetter(1), at_most)
     assert len(kept) <= at_most + 1 and set(kept) <= set(points) and kept == sorted(kept)
     assert {min(values), max(values)} <= {value for _, value in kept}
 

@@ -25,8 +25,7 @@ _FAILURES = {"crash", "hung", SILENT}  # kinds of events of failed services
 class Death:
     """How a run ended."""
 
-    state: str
-    """Finished, failed, stalled, out of time (by itself), cut off (killed, no error logged)."""
+    state: str  # finished, failed, stalled, out of time (by itself), cut off (killed, no error logged)
     sentence: str
     culprit: str | None = None
     first_error: str | None = None

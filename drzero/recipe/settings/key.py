@@ -17,12 +17,10 @@ from drzero.ops.text import did_you_mean
 MISSING: Any = "???"
 """OmegaConf's mark for a key without a value. Importing OmegaConf would slow down `--help`."""
 
-Number = int | float
-"""A float that stays a whole number when written as one."""
+Number = int | float  # a float that stays a whole number when written as one
 
 TRAINING = ("challenger", "solver", "train")
-SAMPLING = ("synthesize", "evaluate", "preview")
-"""The stages that keep a journal of conversations."""
+SAMPLING = ("synthesize", "evaluate", "preview")  # the stages that keep a journal of conversations
 CONVERSING = ("challenger", "synthesize", "solver", "evaluate", "preview")
 SERVING = ("challenger", "synthesize", "evaluate", "preview")
 """The stages in which a model is served outside veRL."""
@@ -41,22 +39,16 @@ class KeyLimits:
 
     doc: str
     low: float | None = None
-    above: float | None = None
-    """An exclusive lower bound."""
+    above: float | None = None  # an exclusive lower bound
     high: float | None = None
     choices: tuple[str, ...] = ()
-    pattern: tuple[str, str] | None = None
-    """A regular expression for the whole text, and the same in words."""
-    results: tuple[str, ...] = ()
-    """Stages whose results can change with it. A loop then runs them again."""
+    pattern: tuple[str, str] | None = None  # a regular expression for the whole text, and the same in words
+    results: tuple[str, ...] = ()  # Stages whose results can change with it. A loop then runs them again.
     journal: tuple[str, ...] = ()
     """Stages that do not resume their journal of conversations with another value."""
-    run: bool = False
-    """Whether a checkpoint cannot be resumed with another value."""
-    pace: bool = False
-    """Whether the time of a training step depends on it."""
-    closed: bool = False
-    """Whether a mapping has fixed entries. Each is then a key by itself."""
+    run: bool = False  # whether a checkpoint cannot be resumed with another value
+    pace: bool = False  # whether the time of a training step depends on it
+    closed: bool = False  # Whether a mapping has fixed entries. Each is then a key by itself.
 
 
 def key(default: Any = MISSING, doc: str = "", **limits: Any) -> Any:

@@ -5,8 +5,7 @@ from typing import Any
 
 from drzero.recipe.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Number, group, key
 
-MAX_TOPK = 100
-"""As `search.wire.MAX_TOPK`: the service refuses a query that asks for more."""
+MAX_TOPK = 100  # as `search.wire.MAX_TOPK`: the service refuses a query that asks for more
 OF_OWN_SERVICE = (
     "retrieval.host",
     "retrieval.port",

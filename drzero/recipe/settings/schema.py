@@ -30,11 +30,9 @@ OWN: dict[str, type | None] = {
     "compare_rollouts": stages.CompareRollouts,
     "evolve": stages.Evolve,
 }
-STAGES = tuple(OWN)
-"""The files of config/ that commands compose."""
+STAGES = tuple(OWN)  # the files of config/ that commands compose
 WITH_VERL = ("challenger", "solver", "train", "flow_test")
-SHARED_WITH_VERL = "data"
-"""A node of veRL's config that also has keys of ours."""
+SHARED_WITH_VERL = "data"  # a node of veRL's config that also has keys of ours
 
 
 @dataclasses.dataclass(frozen=True)

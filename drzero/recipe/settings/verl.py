@@ -114,8 +114,7 @@ NEVER = (
 )
 """Keys that decide only where and how fast a stage runs. Inputs are compared by content instead."""
 
-RUN = ("data.train_batch_size",)
-"""Keys that a training run cannot change when it resumes."""
+RUN = ("data.train_batch_size",)  # keys that a training run cannot change when it resumes
 
 PACE = (
     "actor_rollout_ref.rollout.n",

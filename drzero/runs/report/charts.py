@@ -7,33 +7,34 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from vl_convert import vegalite_to_png
 
 from drzero.ops.files import atomic_write
-from drzero.runs.report.figures import Estimate, Tally, extremes, thinned
+from drzero.runs.report.figures import Estimate, Tally, extremes
 from drzero.runs.run_folder import Mark, RunFolder
 
 Spec = dict[str, Any]
 ChartRow = Mapping[str, Any]
+Points = Sequence[tuple[float, Any]]  # times and values
 
 _STRONG = ["#4e79a7", "#e8862d", "#59a14f", "#d1495b", "#9467bd", "#8c7a5b"]
 _LIGHT = ["#2a9d9d", "#b8a02e", "#777777", "#e78ac3", "#6fb7e9", "#a3561f"]
-_NARROW = 330
-"""Pixels of a chart on a phone, which a legend and the names on an axis must fit."""
+_NARROW = 330  # pixels of a chart on a phone, which a legend and the names on an axis must fit
 _GRID = "#88888840"
+# What a page draws of a run, however long: marks, columns, series of a chart, characters of a tip.
 _MOST_MARKS, _MOST_STEPS, _MOST_SERIES, _LONGEST_TIP = 200, 240, 24, 300
-"""What a page draws of a run, however long: marks, columns, series of a chart, characters of a tip."""
 
 
 @dataclass(frozen=True)
 class Chart:
     """A chart, its title, and a line about it."""
 
-    name: str
-    """Its id in the page."""
+    name: str  # its id in the page
     title: str
     about: str
     spec: Spec
@@ -261,12 +262,12 @@ def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
 def _flow(run: RunFolder) -> list[Chart]:
     rated = [record for record in run.flow if record.get("rates")]
     rates = [
-        (name, [{"time": record["time"], "value": record["rates"].get(name)} for record in rated])
+        (name, [(record["time"], record["rates"].get(name)) for record in rated])
         for name in ("produced", "accepted", "invalid", "stale")
     ]
     points = dict.fromkeys(name for record in run.flow for name in record["points"])
     held = [
-        (name, [{"time": r["time"], "value": r["points"].get(name, {}).get("depth")} for r in run.flow])
+        (name, [(record["time"], record["points"].get(name, {}).get("depth")) for record in run.flow])
         for name in points
     ]
     about = "Queues, the buffer, and calls in flight."
@@ -282,17 +283,13 @@ def _resources(run: RunFolder) -> list[Chart]:
         by.setdefault(str(sample["component"]), []).append(sample)
     host = by.pop("host", [])
 
-    def series(samples: Sequence[ChartRow], field: str) -> list[ChartRow]:
-        return [{"time": sample["time"], "value": sample.get(field)} for sample in samples]
+    def series(samples: Sequence[ChartRow], field: str) -> Points:
+        return [(sample["time"], sample.get(field)) for sample in samples]
 
     cpu = [(name, series(samples, "cpu_share")) for name, samples in by.items()]
     memory = [(name, series(samples, "rss_mb")) for name, samples in by.items()]
     memory.append(("free on the host", series(host, "memory_free_mb")))
-    busiest: list[ChartRow] = [
-        {"time": s["time"], "value": max(gpu["busy_percent"] or 0 for gpu in s["gpus"])}
-        for s in host
-        if s.get("gpus")
-    ]
+    busiest = [(s["time"], max(gpu["busy_percent"] or 0 for gpu in s["gpus"])) for s in host if s.get("gpus")]
     about = "MB, resident, and what the host has free."
     return [
         *_over_time(run, "cpu", "Processor by component", "CPU seconds a second.", cpu),
@@ -302,14 +299,14 @@ def _resources(run: RunFolder) -> list[Chart]:
 
 
 def _over_time(
-    run: RunFolder, name: str, title: str, about: str, series: Sequence[tuple[str, Sequence[ChartRow]]]
+    run: RunFolder, name: str, title: str, about: str, series: Iterable[tuple[str, Points]]
 ) -> list[Chart]:
     times = [record["time"] for record in (*run.events, *run.samples, *run.flow)]
     start = min(times, default=0.0)
     rows: list[ChartRow] = [
         {"minutes": round((time - start) / 60, 3), "name": shown, "value": value}
-        for shown, records in series[:_MOST_SERIES]
-        for time, value in thinned(records, "time", "value")
+        for shown, points in islice(series, _MOST_SERIES)
+        for time, value in extremes([point for point in points if point[1] is not None], itemgetter(1))
     ]
     if not rows:
         return []

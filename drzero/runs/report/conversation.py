@@ -35,8 +35,7 @@ class ResponseLine:
     """A line of a search's response."""
 
     text: Markup
-    is_evidence: bool
-    """Whether it is a passage with the answer's words."""
+    is_evidence: bool  # whether it is a passage with the answer's words
 
 
 @dataclass(frozen=True)

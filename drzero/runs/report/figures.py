@@ -6,9 +6,8 @@ they share weights and prompts, so they say nothing about another seed. Invalid 
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TypeVar
 
 from scipy import stats
@@ -112,16 +111,6 @@ def mean_interval(values: list[float]) -> tuple[float, float | None, float | Non
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * deviation / math.sqrt(n)
     return mean, mean - half, mean + half
-
-
-def thinned(
-    rows: Iterable[Mapping[str, float]], time: str, value: str, at_most: int = 240
-) -> list[tuple[float, float]]:
-    """About `at_most` points of a series: the smallest and largest of each stretch, in order."""
-    points = [
-        (float(row[time]), float(row[value])) for row in rows if isinstance(row.get(value), (int, float))
-    ]
-    return extremes(points, itemgetter(1), at_most)
 
 
 def extremes(points: Sequence[Point], value: Callable[[Point], float], at_most: int = 240) -> list[Point]:

@@ -24,8 +24,7 @@ class GateOutcome:
     judged: int
     refused: int
     note: str
-    examples: list[tuple[str, str, str]] = field(default_factory=list)
-    """Question, answer, reason."""
+    examples: list[tuple[str, str, str]] = field(default_factory=list)  # question, answer, reason
 
 
 def score_rows(run: RunFolder) -> list[Record]:

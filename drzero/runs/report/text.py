@@ -7,23 +7,22 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from drzero.ops.notices import OBEYED
+
 LONGEST = 20_000
 
-# Controls except tab and line feed, direction marks, characters without a shape, and halves of surrogate
-# pairs, which UTF-8 cannot carry. The joiners U+200C and U+200D stay, because scripts need them.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u180b-\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-    "\u3164\uffa0\ufff9-\ufffb\ud800-\udfff\U000e0000-\U000e007f]"
-)
+_KEPT = "\t\u200c\u200d"  # scripts need the joiners
 
 
 def visible(text: str) -> str:
     """The text with each control, direction mark and shapeless character as a picture or a number."""
-    return _UNSEEN.sub(_picture, text)
+    return OBEYED.sub(_picture, text)
 
 
 def _picture(found: re.Match[str]) -> str:
     code = ord(found[0])
+    if found[0] in _KEPT:
+        return found[0]
     if code < 0x20:
         return chr(0x2400 + code)  # Unicode's control pictures
     return "\u2421" if code == 0x7F else f"⟨U+{code:04X}⟩"

@@ -46,31 +46,25 @@ class Attempt:
 class Trajectory:
     """One conversation, its score, and its place in the run's files."""
 
-    source: str
-    """The file, relative to the run's folder."""
-    line: int
-    """Its line in that file, from 1."""
+    source: str  # the file, relative to the run's folder
+    line: int  # its line in that file, from 1
     key: str
     conversation: Conversation
     step: int | None = None
     hop: int = 0
     score: float | None = None
-    valid: bool = True
-    """False if a service failed. Statistics leave it out."""
+    valid: bool = True  # False if a service failed. Statistics leave it out.
     reward: Record = field(default_factory=dict)
     question: str | None = None
     answer: str | None = None
-    targets: tuple[str, ...] = ()
-    """Accepted answers, if the file has them."""
+    targets: tuple[str, ...] = ()  # accepted answers, if the file has them
     doc_id: str | None = None
     document: str | None = None
     attempts: tuple[Attempt, ...] = ()
     observations: tuple[str | None, ...] = ()
     """The environment's message after each turn, besides its tools' responses."""
-    reasons: tuple[str, ...] = ()
-    """Why gates refused the pair, or why the sample was taken."""
-    stage: str = ""
-    """Its run, on a page of several."""
+    reasons: tuple[str, ...] = ()  # why gates refused the pair, or why the sample was taken
+    stage: str = ""  # its run, on a page of several
 
     @property
     def parts(self) -> dict[str, float]:
@@ -236,8 +230,7 @@ class _Fate:
     document: str | None = None
     refused: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Reasons by the sample's number. Empty if the prompt gave a pair."""
-    taken: str | None = None
-    """Its question in the solver's data."""
+    taken: str | None = None  # its question in the solver's data
 
 
 def _fates(folder: Path, unreadable: list[str]) -> dict[int, _Fate]:

@@ -24,8 +24,7 @@ from drzero.runs.run_folder import NotARun, RunFolder
 
 _WATCHED = ("*.json", "*.jsonl", "resolved.yaml", "logs/events.jsonl", "dumps/*.jsonl", "metrics/*.jsonl")
 _LINKED = (".json", ".jsonl", ".yaml", ".html")
-_RESTS = 9
-"""The page rests nine times as long as it took to make, which costs at most a tenth of a core."""
+_RESTS = 9  # the page rests nine times as long as it took to make, which costs at most a tenth of a core
 
 
 class LivePage:

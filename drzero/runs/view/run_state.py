@@ -31,8 +31,7 @@ _STATES = {
     "stopped": "stopped",
     "exit": "ended",
 }
-_RECENT = 5
-"""Steps whose mean time predicts the end. The first ones compile and fill caches."""
+_RECENT = 5  # Steps whose mean time predicts the end. The first ones compile and fill caches.
 _LAST_BYTES = 1 << 17
 
 
@@ -41,8 +40,7 @@ class RunFacts:
     """Facts from a run's config."""
 
     name: str
-    method: str | None = None
-    """hrpo, grpo or environment. None for a stage that does not train."""
+    method: str | None = None  # hrpo, grpo or environment. None for a stage that does not train.
     steps: int = 0
     usd_per_hour: float = 0.0
 
@@ -63,17 +61,14 @@ class RunState:
 
     facts: RunFacts
     began: float | None = None
-    ended: float | None = None
-    """When the main command ended, if it has."""
+    ended: float | None = None  # when the main command ended, if it has
     last_event: float | None = None
     beats: list[Record] = field(default_factory=list)
     metrics: Steps = field(default_factory=dict)
-    components: dict[str, str] = field(default_factory=dict)
-    """State by component."""
+    components: dict[str, str] = field(default_factory=dict)  # state by component
     usage: dict[str, Record] = field(default_factory=dict)
     """The last sample of each component, and of the host."""
-    waits_for: Record | None = None
-    """The batch that the trainer waits for, as the flow monitor saw it last."""
+    waits_for: Record | None = None  # the batch that the trainer waits for, as the flow monitor saw it last
 
     @property
     def last_sign(self) -> float | None:

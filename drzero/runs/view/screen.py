@@ -11,8 +11,7 @@ from drzero.runs.view.run_state import RunState, shown_s, shown_time
 
 _BARS = "▁▂▃▄▅▆▇█"
 _TREND = 12
-_TWO_COLUMNS = 76
-"""From this width on, figures have two columns."""
+_TWO_COLUMNS = 76  # from this width on, figures have two columns
 _STYLES = {"info": "", "warning": "yellow", "error": "bold red"}
 _WELL = ("healthy", "running", "starting", "stopped", "ended")
 _LEAST_NOTICES = 3

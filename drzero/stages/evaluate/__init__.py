@@ -3,6 +3,5 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ANSWERS = "answers.jsonl"
-"""An evaluation's journal: a record for each question or episode."""
+ANSWERS = "answers.jsonl"  # an evaluation's journal: a record for each question or episode
 Records = Sequence[Mapping[str, Any]]

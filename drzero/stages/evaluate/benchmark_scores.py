@@ -25,8 +25,7 @@ PAPER = {
     "7B\nDr.\nZero": (0.406, 0.608, 0.416, 0.362, 0.347, 0.104, 0.360),
 }
 """Exact match of the supervised baseline and of the best iteration, in the order of PAPER_BENCHMARKS."""
-PAPER_MACRO = (0.327, 0.326, 0.384, 0.372)
-"""The averages as printed in the paper, in the order of PAPER."""
+PAPER_MACRO = (0.327, 0.326, 0.384, 0.372)  # the averages as printed in the paper, in the order of PAPER
 
 _MICRO, _MACRO = "micro average", "macro average"
 
@@ -36,19 +35,14 @@ class BenchmarkScore:
     """One row: a benchmark, or an average over several."""
 
     n: int
-    em: float | None
-    """Exact match in [0, 1]. None if no question was answered."""
+    em: float | None  # Exact match in [0, 1]. None if no question was answered.
     em_low: float | None
     em_high: float | None
     f1: float | None
-    searches: float | None
-    """Answered searches per question."""
-    truncated_turn_share: float | None
-    """Share of turns cut off by their token limit."""
-    invalid_call_share: float | None
-    """Share of tool calls that were not valid. None without a call."""
-    failed: int
-    """Questions without an answer because services failed."""
+    searches: float | None  # answered searches per question
+    truncated_turn_share: float | None  # share of turns cut off by their token limit
+    invalid_call_share: float | None  # Share of tool calls that were not valid. None without a call.
+    failed: int  # questions without an answer because services failed
 
 
 def score(records: Records, failed: int) -> BenchmarkScore:

@@ -15,26 +15,20 @@ class EnvironmentScore:
     """A model's score in an environment. Means and shares are None without an episode."""
 
     n: int
-    em: float | None
-    """Share of tasks solved; every evaluation's report calls it `em`."""
+    em: float | None  # share of tasks solved; every evaluation's report calls it `em`
     em_low: float | None
     em_high: float | None
     reward: float | None
     reward_low: float | None
     reward_high: float | None
-    parts: dict[str, float]
-    """Means, each over the episodes that have the part."""
+    parts: dict[str, float]  # means, each over the episodes that have the part
     turns: float | None
     truncated_turn_share: float | None
     invalid_calls: int
-    undeclared_calls: int
-    """Invalid calls of tools that do not exist."""
-    cut_off: int
-    """Episodes that ran out of tokens."""
-    token_drift: int
-    """Episodes whose ids differ from the sampled ones."""
-    failed: int
-    """Episodes without a score: the environment's code or a service failed."""
+    undeclared_calls: int  # invalid calls of tools that do not exist
+    cut_off: int  # episodes that ran out of tokens
+    token_drift: int  # episodes whose ids differ from the sampled ones
+    failed: int  # episodes without a score: the environment's code or a service failed
 
 
 def score_episodes(records: Records, failed: int) -> EnvironmentScore:

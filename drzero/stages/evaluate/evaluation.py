@@ -18,8 +18,7 @@ class Scores:
     """The results to print and write."""
 
     table: Table
-    report: dict[str, Any]
-    """Part of `report.json`: `benchmarks` and `averages`, each by name."""
+    report: dict[str, Any]  # part of `report.json`: `benchmarks` and `averages`, each by name
     figures: dict[str, Any]
     lines: list[str] = field(default_factory=list)
 
@@ -30,10 +29,8 @@ class Evaluation(Generic[Job, Attempt]):
 
     jobs: Sequence[Job]
     key: Callable[[Job], str]
-    conditions: dict[str, Any]
-    """Everything an answer depends on. A journal with other conditions is refused."""
-    to_do: str
-    """Says what is left to do, with {total} and {missing}."""
+    conditions: dict[str, Any]  # Everything an answer depends on. A journal with other conditions is refused.
+    to_do: str  # says what is left to do, with {total} and {missing}
     agent: Callable[[], AbstractAsyncContextManager[Callable[[Job], Awaitable[Attempt]]]]
     record: Callable[[Job, Attempt], dict[str, Any]]
     scores: Callable[[Records, Sequence[Job], str], Scores]
