@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -172,7 +172,7 @@ class RunFolder(RunRecords):
     def entries(self) -> dict[str, Record]:
         """A loop's stages, as its manifest has them."""
         found, fitting = self.report.get("stages"), dict[str, Record]()
-        entries = found if isinstance(found, dict) else {MANIFEST: None}
+        entries: Mapping[str, Any] = found if isinstance(found, dict) else {MANIFEST: None}
         for name, entry in entries.items():
             with suppress(msgspec.ValidationError):
                 msgspec.convert(entry, _Entry)

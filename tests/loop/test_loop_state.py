@@ -240,3 +240,13 @@ def test_the_next_start_completes_a_killed_removal(finished, reopen):
     recover(later.manifest, later.configs, later.folder / "evolve")
     assert "evaluate_iter2" not in later.manifest.entries
     assert not (finished.folder / "evaluate_iter2").exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"stages": {"a": {"state": "comp', "[]", '{"stages": {"a": {"state": "done"}}}', "{}"]
+)
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    path = tmp_path / "manifest.json"
+    path.write_text(text)
+    with pytest.raises(LoopChanged, match="manifest.json is no loop's manifest"):
+        Manifest(path)

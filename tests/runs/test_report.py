@@ -855,3 +855,19 @@ def test_the_log_for_inspect_has_every_trajectory_with_messages_scores_and_error
     assert first["messages"][0]["content"][0] == {"type": "reasoning", "reasoning": "I will ask."}
     assert first["input"] == DOCUMENT and set(first["scores"]) >= {"reward", "difficulty", "tool"}
     assert "scores" not in log["samples"][3] and "fewer than 5" in log["samples"][3]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        ('{"evaluate_iter0": {"state": "complete"}, "solver_iter1": "failed"}', "1 stages of manifest.json"),
+        ('{"evaluate_iter0": {"state": "complete", "seconds": "long"}}', "1 stages of manifest.json"),
+        ('{"evaluate_iterx": {"state": "complete"}}', "evaluate"),
+        ("[1, 2]", "1 stages of manifest.json"),
+    ],
+)
+def test_a_damaged_entry_of_a_loops_manifest_costs_itself(tmp_path: Path, stages: str, told: str) -> None:
+    manifest = loop_run(tmp_path) / "manifest.json"
+    manifest.write_text(f'{{"stages": {stages}}}')
+    assert told in page_of(manifest.parent).text
+    assert RunFolder(manifest.parent).ending.sentence
