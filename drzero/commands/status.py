@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from drzero.loop.manifest import Manifest
 from drzero.loop.report import print_loop
 from drzero.ops.process.lock import lock_is_held
+from drzero.recipe.tables import console
 
 
 def run_status(config: DictConfig) -> None:
@@ -22,7 +23,7 @@ def run_status(config: DictConfig) -> None:
     loops = [folder for folder in found if (folder / "manifest.json").is_file()]
     alone = [lock.parent for lock in sorted(root.glob("*/lock")) if lock_is_held(lock)]
     for folder in alone if not any(lock_is_held(loop / "lock") for loop in loops) else []:
-        print(f"{folder.name} runs: `drzero top {folder}` shows it")
+        console().print(f"{folder.name} runs: `drzero top {folder}` shows it", soft_wrap=True)
     if not loops and not alone:
         raise FileNotFoundError(
             f"no loop has been started under {root}: start one with `drzero evolve`, or name its "

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from data.journal import Journal
 from data.pairs import Pair
 from drzero.ops.services.services import ServiceGroup
+from drzero.recipe.tables import console
 from drzero.stages.conversations import Failed, check_failed_share, play_all, served_agent, with_services
 from drzero.stages.models import StageModel, own_model
 from drzero.stages.services import solver_spec
@@ -53,7 +54,10 @@ def check_open_book(config: DictConfig, pairs: Sequence[Pair], samples: Mapping[
     with Journal(Path(config.run.dir) / ANSWERS, identity) as journal:
         known = {(record["prompt_index"], record["sample"]) for record in journal.records}
         missing = [pair for pair in pairs if (pair.prompt_index, pair.sample) not in known]
-        print(f"{len(pairs)} pairs to check with their passages, {len(missing)} still to ask, {model.shown}")
+        console().print(
+            f"{len(pairs)} pairs to check with their passages, {len(missing)} still to ask, {model.shown}",
+            soft_wrap=True,
+        )
         if missing:
             ask = partial(ask_solver, served, model, missing, journal)
             with_services(config, [solver_spec(served)], journal.path, ask)

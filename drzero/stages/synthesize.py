@@ -113,7 +113,10 @@ def _sample_missing(
     config: DictConfig, model: StageModel, rows: Sequence[PromptRow], journal: Journal
 ) -> None:
     missing, total = missing_samples(config, rows, journal.records), len(rows) * config.samples
-    print(f"{len(rows)} prompts, {total} samples, {len(missing)} of them still to draw, {model.shown}")
+    console().print(
+        f"{len(rows)} prompts, {total} samples, {len(missing)} of them still to draw, {model.shown}",
+        soft_wrap=True,
+    )
     if not missing:
         return
     specs = [search_spec(config), *([] if model.endpoint else [solver_spec(config, SERVICE)])]

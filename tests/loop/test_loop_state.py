@@ -248,5 +248,5 @@ def test_the_next_start_completes_a_killed_removal(finished, reopen):
 def test_a_damaged_manifest_is_named(tmp_path, text):
     path = tmp_path / "manifest.json"
     path.write_text(text)
-    with pytest.raises(LoopChanged, match="manifest.json is no loop's manifest"):
+    with pytest.raises(LoopChanged, match=r"manifest\.json is no loop's manifest"):
         Manifest(path)

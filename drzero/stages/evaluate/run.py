@@ -72,7 +72,9 @@ def _run_missing(
 ) -> list[Failed[Any]]:
     done = {record["key"] for record in journal.records}
     total, waiting = len(evaluation.jobs), [job for job in evaluation.jobs if evaluation.key(job) not in done]
-    print(f"{evaluation.to_do.format(total=total, missing=len(waiting))}, {model.shown}")
+    console().print(
+        f"{evaluation.to_do.format(total=total, missing=len(waiting))}, {model.shown}", soft_wrap=True
+    )
     if not waiting:
         return []
 
