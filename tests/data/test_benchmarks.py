@@ -51,7 +51,7 @@ def write_chains(path: Path, *chains: Any) -> Path:
     return path
 
 
-def test_the_demo_worlds_chains_are_one_benchmark_per_hop_count(tmp_path: Path) -> None:
+def test_the_demo_worlds_chains_are_one_benchmark_per_hop_count(tmp_path):
     world = generate_world(0, "run", passages=60, chains_per_hop=5)
     write_world(world, tmp_path)
     questions = load_benchmark(tmp_path / "chains.jsonl")
@@ -61,7 +61,7 @@ def test_the_demo_worlds_chains_are_one_benchmark_per_hop_count(tmp_path: Path) 
     ]
 
 
-def test_a_chain_names_the_documents_that_hold_its_facts_if_it_knows_them(tmp_path: Path) -> None:
+def test_a_chain_names_the_documents_that_hold_its_facts_if_it_knows_them(tmp_path):
     unknowing = {name: value for name, value in CHAIN.items() if name != "doc_ids"}
     path = write_chains(tmp_path / "chains.jsonl", CHAIN, unknowing)
     assert [question.doc_ids for question in load_benchmark(path)] == [("a",), ()]
@@ -75,16 +75,14 @@ def test_a_chain_names_the_documents_that_hold_its_facts_if_it_knows_them(tmp_pa
         ({"extra_info": {"doc_id": None}}, ()),
     ],
 )
-def test_a_row_names_its_documents_in_a_list_or_as_the_one(
-    named: dict[str, Any], documents: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_row_names_its_documents_in_a_list_or_as_the_one(named, documents, tmp_path):
     row = published_row()
     extra = row["extra_info"] | named.get("extra_info", {})
     path = write_parquet(tmp_path / "test.parquet", [row | named | {"extra_info": extra}])
     assert load_benchmark(path)[0].doc_ids == documents
 
 
-def test_the_published_layout_holds_one_benchmark_per_data_source(tmp_path: Path) -> None:
+def test_the_published_layout_holds_one_benchmark_per_data_source(tmp_path):
     path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(data_source="musique")])
     first, second = load_benchmark(str(path))
     targets = ("Wilhelm Conrad Röntgen", "Röntgen")
@@ -94,7 +92,7 @@ def test_the_published_layout_holds_one_benchmark_per_data_source(tmp_path: Path
     assert second.key == "musique/test_0"
 
 
-def test_verls_preprocessed_copy_gives_the_same_benchmarks(tmp_path: Path) -> None:
+def test_verls_preprocessed_copy_gives_the_same_benchmarks(tmp_path):
     row = published_row(data_source="searchR1_nq")
     extra = {**row["extra_info"], "question": row["question"], "need_tools_kwargs": True}
     kept = ("data_source", "prompt", "ability", "reward_model", "metadata")
@@ -107,7 +105,7 @@ def test_verls_preprocessed_copy_gives_the_same_benchmarks(tmp_path: Path) -> No
     assert questions[0].targets == tuple(row["golden_answers"])
 
 
-def test_this_projects_own_rows_with_targets_are_a_benchmark_too(tmp_path: Path) -> None:
+def test_this_projects_own_rows_with_targets_are_a_benchmark_too(tmp_path):
     row = {
         "data_source": "search_zero",
         "prompt": [{"role": "user", "content": "Who?"}],
@@ -153,9 +151,7 @@ NO_TARGET = {"style": "rule", "ground_truth": {"target": []}}
         (json.dumps({**CHAIN, "data_source": "\ud83d"}), "line 2: half of a surrogate pair"),
     ],
 )
-def test_a_record_that_cannot_be_asked_or_scored_is_named(
-    tmp_path: Path, record: dict[str, Any] | str, message: str
-) -> None:
+def test_a_record_that_cannot_be_asked_or_scored_is_named(tmp_path, record, message):
     path = tmp_path / ("chains.jsonl" if isinstance(record, str) else "test.parquet")
     if isinstance(record, str):
         path.write_text(f"{json.dumps(CHAIN)}\n{record}\n")
@@ -165,7 +161,7 @@ def test_a_record_that_cannot_be_asked_or_scored_is_named(
         load_benchmark(path)
 
 
-def test_all_faults_of_a_file_are_in_one_list(tmp_path: Path) -> None:
+def test_all_faults_of_a_file_are_in_one_list(tmp_path):
     rows = [("Who?", "Vell"), ("", "Vell"), ("Where?", ""), *[("When?", "")] * 12]
     path = tmp_path / "questions.csv"
     path.write_text("question,answer\nHow?,so,or so\n" + "".join(f"{q},{a}\n" for q, a in rows))
@@ -177,7 +173,7 @@ def test_all_faults_of_a_file_are_in_one_list(tmp_path: Path) -> None:
     assert "; and 5 more. Correct them" in said and "row 14" not in said
 
 
-def test_a_test_split_without_answers_is_refused_with_the_likely_cause(tmp_path: Path) -> None:
+def test_a_test_split_without_answers_is_refused_with_the_likely_cause(tmp_path):
     path = tmp_path / "test.jsonl"
     path.write_text('{"_id": "5a", "question": "Who?", "answer": null}\n' * 2)
     with pytest.raises(DataError, match=r"2 of 2 records .*A test split is often published without"):
@@ -197,7 +193,7 @@ def test_a_test_split_without_answers_is_refused_with_the_likely_cause(tmp_path:
         ),
     ],
 )
-def test_a_field_of_an_unknown_name_is_asked_for(tmp_path: Path, header: str, said: str) -> None:
+def test_a_field_of_an_unknown_name_is_asked_for(tmp_path, header, said):
     path = tmp_path / "questions.csv"
     path.write_text(f"{header}\nWho?,Vell\n")
     with pytest.raises(DataError, match=said):
@@ -216,9 +212,7 @@ def test_a_field_of_an_unknown_name_is_asked_for(tmp_path: Path, header: str, sa
         ("absent.jsonl", None, "there is no benchmark file at"),
     ],
 )
-def test_a_file_that_is_no_benchmark_is_refused_by_name(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_a_file_that_is_no_benchmark_is_refused_by_name(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message) as refusal:
@@ -226,7 +220,7 @@ def test_a_file_that_is_no_benchmark_is_refused_by_name(
     assert name in str(refusal.value)
 
 
-def test_a_parquet_of_another_layout_is_refused_with_its_fields(tmp_path: Path) -> None:
+def test_a_parquet_of_another_layout_is_refused_with_its_fields(tmp_path):
     row = {"id": "1", "statement": "Orrin is a town.", "label": 1}
     path = write_parquet(tmp_path / "foreign.parquet", [row])
     message = r"foreign\.parquet has no field question .*, but id, statement, label: "
@@ -234,7 +228,7 @@ def test_a_parquet_of_another_layout_is_refused_with_its_fields(tmp_path: Path) 
         load_benchmark(path)
 
 
-def test_a_damaged_parquet_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
     path = write_parquet(tmp_path / "test.parquet", [published_row(id=f"test_{i}") for i in range(50)])
     damage_pages(path)
     with pytest.raises(DataError, match=r"test\.parquet is not a parquet file or is damaged"):
@@ -245,13 +239,13 @@ HUB_FILE = "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
 
 
 @pytest.fixture
-def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hub_cache(tmp_path, monkeypatch):
     """An empty hub cache, with the hub out of reach (HF_HUB_OFFLINE)."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     return tmp_path
 
 
-def test_a_hub_file_is_read_from_the_hubs_cache(hub_cache: Path) -> None:
+def test_a_hub_file_is_read_from_the_hubs_cache(hub_cache):
     repo = hub_cache / "datasets--PeterJinGo--nq_hotpotqa_train"
     revision = "0" * 40
     (repo / "refs").mkdir(parents=True)
@@ -261,13 +255,13 @@ def test_a_hub_file_is_read_from_the_hubs_cache(hub_cache: Path) -> None:
     assert [question.key for question in load_benchmark(HUB_FILE)] == ["nq/test_0"]
 
 
-def test_a_hub_file_out_of_reach_says_what_to_do(hub_cache: Path) -> None:
+def test_a_hub_file_out_of_reach_says_what_to_do(hub_cache):
     with pytest.raises(DataError, match=r"cannot be fetched.*HF_HUB_OFFLINE, or download the file"):
         load_benchmark(HUB_FILE)
 
 
 @pytest.mark.parametrize("url", ["hf://PeterJinGo/nq_hotpotqa_train", "hf://datasets/a/b/notes.txt"])
-def test_a_hub_address_that_names_no_benchmark_file_is_refused(url: str) -> None:
+def test_a_hub_address_that_names_no_benchmark_file_is_refused(url):
     with pytest.raises(DataError, match="write hf://datasets/OWNER/NAME/FILE"):
         load_benchmark(url)
 
@@ -288,15 +282,13 @@ def test_a_hub_address_that_names_no_benchmark_file_is_refused(url: str) -> None
         ("exam.json", '{"version": 1, "data": [{"problem": "Who founded Orrin?", "answer": "Vell"}]}'),
     ],
 )
-def test_a_table_of_questions_is_one_benchmark_named_like_the_file(
-    tmp_path: Path, name: str, content: str
-) -> None:
+def test_a_table_of_questions_is_one_benchmark_named_like_the_file(tmp_path, name, content):
     (tmp_path / name).write_text(content, newline="")
     expected = BenchmarkQuestion("exam", "0", "Who founded Orrin?", ("Vell",), None)
     assert load_benchmark(tmp_path / name) == [expected]
 
 
-def test_a_parquet_of_questions_needs_no_other_column(tmp_path: Path) -> None:
+def test_a_parquet_of_questions_needs_no_other_column(tmp_path):
     rows = [{"question": "Who?", "answer": "Vell"}, {"question": "When?", "answer": "1914"}]
     path = write_parquet(tmp_path / "exam.parquet", rows)
     assert [(q.key, q.targets) for q in load_benchmark(path)] == [
@@ -305,7 +297,7 @@ def test_a_parquet_of_questions_needs_no_other_column(tmp_path: Path) -> None:
     ]
 
 
-def test_the_user_names_a_benchmark_and_its_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_names_a_benchmark_and_its_fields(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "my q=1.csv").write_text("frage,antwort,quelle\nWer?,Vell,doc-1\n")
     names = FieldNames(question="frage", answers="antwort", documents="quelle")
@@ -315,25 +307,25 @@ def test_the_user_names_a_benchmark_and_its_fields(tmp_path: Path, monkeypatch: 
     assert load_benchmark(tmp_path / "my q=1.csv", names)[0].benchmark == "my q=1"
 
 
-def test_of_a_file_with_several_benchmarks_each_has_the_users_name_before_its_own(tmp_path: Path) -> None:
+def test_of_a_file_with_several_benchmarks_each_has_the_users_name_before_its_own(tmp_path):
     path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(data_source="musique")])
     assert [q.benchmark for q in load_benchmark(f"mine={path}")] == ["mine_nq", "mine_musique"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-def test_the_encoding_is_found(tmp_path: Path, encoding: str) -> None:
+def test_the_encoding_is_found(tmp_path, encoding):
     text = "question,answer\nWer entdeckte die Röntgenstrahlen?,Wilhelm Conrad Röntgen\n"
     (tmp_path / "exam.csv").write_bytes(text.encode(encoding))
     (question,) = load_benchmark(tmp_path / "exam.csv")
     assert question.targets == ("Wilhelm Conrad Röntgen",) and "Röntgenstrahlen" in question.question
 
 
-def test_a_single_target_may_be_a_plain_string(tmp_path: Path) -> None:
+def test_a_single_target_may_be_a_plain_string(tmp_path):
     row = published_row(reward_model={"style": "rule", "ground_truth": {"target": "Vell"}})
     assert load_benchmark(write_parquet(tmp_path / "test.parquet", [row]))[0].targets == ("Vell",)
 
 
-def test_a_quoted_cell_may_have_commas_quotes_and_line_ends(tmp_path: Path) -> None:
+def test_a_quoted_cell_may_have_commas_quotes_and_line_ends(tmp_path):
     (tmp_path / "exam.csv").write_text('question,answer\n"Who, as ""V"",\ncame?","Vell, Ada"\n')
     (question,) = load_benchmark(tmp_path / "exam.csv")
     assert (question.question, question.targets) == ('Who, as "V",\ncame?', ("Vell, Ada",))
@@ -366,7 +358,7 @@ def test_a_quoted_cell_may_have_commas_quotes_and_line_ends(tmp_path: Path) -> N
         (b"Vell", ("Vell",)),
     ],
 )
-def test_accepted_answers_are_read_from_whatever_holds_them(answer: Any, targets: tuple[str, ...]) -> None:
+def test_accepted_answers_are_read_from_whatever_holds_them(answer, targets):
     assert read_row({"question": "Who?", "answer": answer}, FieldNames()).answers == targets
 
 
@@ -382,15 +374,13 @@ def test_accepted_answers_are_read_from_whatever_holds_them(answer: Any, targets
         ("Vell", ("Vell",), None),
     ],
 )
-def test_what_becomes_of_an_answer_in_a_csv_is_said(
-    tmp_path: Path, answer: str, targets: tuple[str, ...], note: str | None
-) -> None:
+def test_what_becomes_of_an_answer_in_a_csv_is_said(tmp_path, answer, targets, note):
     (tmp_path / "exam.csv").write_text(f"question,answer\nWhich?,{answer}\n")
     (question,) = load_benchmark(tmp_path / "exam.csv")
     assert (question.targets, question.note) == (targets, note)
 
 
-def test_typed_answers_of_a_parquet_are_read_by_their_value(tmp_path: Path) -> None:
+def test_typed_answers_of_a_parquet_are_read_by_their_value(tmp_path):
     columns = [
         pa.array([3.14], pa.float32()),
         pa.array([True]),
@@ -412,7 +402,7 @@ def test_typed_answers_of_a_parquet_are_read_by_their_value(tmp_path: Path) -> N
     ]
 
 
-def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+def test_a_file_that_has_changed_is_read_again(tmp_path):
     path = tmp_path / "exam.csv"
     for answer in ("Vell", "Ada Quill"):
         path.write_text(f"question,answer\nWho?,{answer}\n")
@@ -450,9 +440,7 @@ LEWIS = ("Sinclair Lewis", "Harry Sinclair Lewis", "harry sinclair lewis", "sinc
         ("bamboogle/test.csv", "bamboogle/0", "Who was president", ("james madison",), None),
     ],
 )
-def test_the_seven_benchmarks_are_read_as_published(
-    name: str, key: str, asks: str, targets: tuple[str, ...], hop: int | None
-) -> None:
+def test_the_seven_benchmarks_are_read_as_published(name, key, asks, targets, hop):
     (question,) = load_benchmark(PUBLISHED / name)
     assert question.key.startswith(key) and question.question.startswith(asks)
     assert (question.targets, question.hop) == (targets, hop)
@@ -487,9 +475,7 @@ HOTPOT = {
         ("hotpot_qa/validation-00000-of-00001.parquet", HOTPOT, ("yes",)),
     ],
 )
-def test_parquet_copies_on_the_hub_are_read_too(
-    tmp_path: Path, name: str, row: dict[str, Any], targets: tuple[str, ...]
-) -> None:
+def test_parquet_copies_on_the_hub_are_read_too(tmp_path, name, row, targets):
     path = tmp_path / name
     path.parent.mkdir(parents=True)
     (question,) = load_benchmark(write_parquet(path, [row]))
@@ -498,7 +484,7 @@ def test_parquet_copies_on_the_hub_are_read_too(
 
 
 @pytest.mark.parametrize("name", PAPER_BENCHMARKS)
-def test_flashrags_copies_have_the_names_of_the_papers_table(tmp_path: Path, name: str) -> None:
+def test_flashrags_copies_have_the_names_of_the_papers_table(tmp_path, name):
     split = "test" if name in ("nq", "triviaqa", "popqa", "bamboogle") else "dev"
     record = {"id": f"{split}_0", "question": "Who?", "golden_answers": ["Vell", "the Vell"], "metadata": {}}
     if name == "hotpotqa":
@@ -521,9 +507,7 @@ counts = st.dictionaries(st.sampled_from(["nq", "popqa", "musique"]), st.integer
 
 
 @given(counts, st.integers(1, 20), st.integers(0, 20), st.integers(0, 3))
-def test_a_choice_keeps_order_and_a_larger_one_holds_a_smaller_one(
-    counts: dict[str, int], few: int, more: int, seed: int
-) -> None:
+def test_a_choice_keeps_order_and_a_larger_one_holds_a_smaller_one(counts, few, more, seed):
     questions = questions_of(counts)
     chosen = choose_questions(questions, few, seed)
     expected = {name: min(n, few) for name, n in counts.items()}
@@ -532,7 +516,7 @@ def test_a_choice_keeps_order_and_a_larger_one_holds_a_smaller_one(
     assert set(chosen) <= set(choose_questions(questions, few + more, seed))
 
 
-def test_the_seed_decides_the_choice_and_no_limit_takes_all() -> None:
+def test_the_seed_decides_the_choice_and_no_limit_takes_all():
     questions = questions_of({"nq": 100})
     assert choose_questions(questions, 10, 0) != choose_questions(questions, 10, 1)
     assert choose_questions(questions, None, 0) == questions

@@ -17,7 +17,7 @@ def call(raw: str) -> Call:
     return found
 
 
-def test_a_call_of_a_declared_tool_is_valid() -> None:
+def test_a_call_of_a_declared_tool_is_valid():
     found = call('{"name": "add", "arguments": {"a": 1}}')
     assert (found.name, found.arguments, found.valid) == ("add", {"a": 1}, True)
 
@@ -25,13 +25,13 @@ def test_a_call_of_a_declared_tool_is_valid() -> None:
 @pytest.mark.parametrize(
     "absent", ["null", '""', '" "', '"null"', '"None"', '"{}"', "{}", "[]", '"[]"', r'"\"\""']
 )
-def test_arguments_may_be_left_out_in_any_spelling(absent: str) -> None:
+def test_arguments_may_be_left_out_in_any_spelling(absent):
     found = call(f'{{"name": "stop", "arguments": {absent}}}')
     assert (found.arguments, found.error) == ({}, None)
     assert call('{"name": "stop"}').arguments == {}
 
 
-def test_arguments_may_be_written_as_text() -> None:
+def test_arguments_may_be_written_as_text():
     assert call(json.dumps({"name": "add", "arguments": '{"a": 1}'})).arguments == {"a": 1}
 
 
@@ -48,7 +48,7 @@ def test_arguments_may_be_written_as_text() -> None:
     ],
     ids=["name", "value", "key", "in a text", "no number", "too large", "too deep to be written"],
 )
-def test_a_call_that_no_record_can_hold_is_invalid(raw: str) -> None:
+def test_a_call_that_no_record_can_hold_is_invalid(raw):
     found = call(raw)
     assert "surrogate" in str(found.error) and (found.name, found.arguments) == (None, None)
     (xlam,) = parse_calls(f"[{raw}]", TOOLS, "xlam")
@@ -70,12 +70,12 @@ def test_a_call_that_no_record_can_hold_is_invalid(raw: str) -> None:
         ("[1]", "the call is not a JSON object", False),
     ],
 )
-def test_a_call_that_cannot_be_made_says_why(raw: str, error: str, undeclared: bool) -> None:
+def test_a_call_that_cannot_be_made_says_why(raw, error, undeclared):
     found = call(raw)
     assert (found.error, found.undeclared, found.valid) == (error, undeclared, False)
 
 
-def test_without_tools_every_call_is_of_one_that_is_not_declared() -> None:
+def test_without_tools_every_call_is_of_one_that_is_not_declared():
     (found,) = parse_calls('<tool_call>{"name": "add"}</tool_call>', [])
     assert found.undeclared and found.error == "there is no tool 'add'; the tools are none"
 
@@ -84,12 +84,12 @@ def test_without_tools_every_call_is_of_one_that_is_not_declared() -> None:
     st.text() | st.text(alphabet='{}[]"a:,').map("<tool_call>{}</tool_call>".format),
     st.sampled_from(list(FORMS)),
 )
-def test_no_text_of_a_model_raises(text: str, form: str) -> None:
+def test_no_text_of_a_model_raises(text, form):
     for found in parse_calls(text, TOOLS, form):
         assert found.valid == (found.error is None)
 
 
-def test_deeply_nested_json_is_an_invalid_call() -> None:
+def test_deeply_nested_json_is_an_invalid_call():
     assert not call("[" * 100_000).valid
 
 

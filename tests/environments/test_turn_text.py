@@ -39,7 +39,7 @@ A, B, END_IN_CALL = tag("a"), tag("b"), tag("a", q="what </think> means")
         ("", [], ""),
     ],
 )
-def test_a_call_or_an_answer_in_the_thinking_is_a_draft(text: str, calls: list[str], said: str) -> None:
+def test_a_call_or_an_answer_in_the_thinking_is_a_draft(text, calls, said):
     found = parse_calls(text, TOOLS)
     assert ([call.name for call in found], after_thinking(text)) == (calls, said)
     assert all(call.valid for call in found)
@@ -53,11 +53,11 @@ def test_a_call_or_an_answer_in_the_thinking_is_a_draft(text: str, calls: list[s
         ('[{"name": "a"}] hm</think>\n[{"name": "b"}, {"name": "a"}]', ["b", "a"]),
     ],
 )
-def test_drafts_of_calls_as_one_array_are_not_made_either(text: str, names: list[str]) -> None:
+def test_drafts_of_calls_as_one_array_are_not_made_either(text, names):
     assert [call.name for call in parse_calls(text, TOOLS, "xlam")] == names
 
 
-def test_the_text_without_calls_keeps_the_thinking_with_its_drafts() -> None:
+def test_the_text_without_calls_keeps_the_thinking_with_its_drafts():
     text = f"<think>maybe {A}</think>I call it. {A}"
     assert outside_calls(text) == f"<think>maybe {A}</think>I call it. "
     assert outside_calls('<think>[1]</think>[{"name": "a"}]', "xlam") == "<think>[1]</think>"
@@ -73,12 +73,12 @@ def test_the_text_without_calls_keeps_the_thinking_with_its_drafts() -> None:
         ("<think>", "", False),
     ],
 )
-def test_thinking_is_the_rest_of_the_turn(text: str, thought: str, ended: bool) -> None:
+def test_thinking_is_the_rest_of_the_turn(text, thought, ended):
     assert thinking(text) == (thought, ended)
 
 
 @given(st.lists(st.sampled_from(TAGS) | st.text(max_size=3)).map("".join), st.sampled_from(list(FORMS)))
-def test_every_text_is_cut_in_order_and_keeps_all_but_calls(text: str, form: str) -> None:
+def test_every_text_is_cut_in_order_and_keeps_all_but_calls(text, form):
     parts = turn_parts(text)
     assert "".join(thought + said for thought, said in parts) == text
     assert not any("<think>" in said and not tagged_calls(said)[0] for _, said in parts)
@@ -86,7 +86,7 @@ def test_every_text_is_cut_in_order_and_keeps_all_but_calls(text: str, form: str
         assert outside_calls(text, form) == text
 
 
-def test_many_tags_without_an_end_are_read_in_time() -> None:
+def test_many_tags_without_an_end_are_read_in_time():
     text = "<tool_call>" * 20_000 + "</think>" + "<think>" * 20_000
     assert [said for _, said in turn_parts(text)] == ["", ""] and parse_calls(text, TOOLS) == ()
     assert outside_calls(f"{A}{'<tool_call>' * 20_000}") == "<tool_call>" * 20_000

@@ -2,8 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,7 +10,6 @@ from served_model import served_model
 
 from environments.call import FORMS
 from verl_ext.engine.api_answers import TextStream, heard
-from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
@@ -24,19 +21,19 @@ SEARCH: Any = SEARCH_TOOL_SCHEMA
 
 
 @pytest.fixture(scope="module")
-def served(speaking_model: Path) -> Iterator[tuple[str, ReferenceEngine]]:
+def served(speaking_model):
     """A model of two layers that writes memorized calls and answers."""
     with served_model(speaking_model, "speaking", MAX_SEQ_LEN) as served:
         yield served
 
 
 @pytest.fixture(scope="module")
-def url(served: tuple[str, ReferenceEngine]) -> str:
+def url(served):
     return served[0]
 
 
 @pytest.fixture(scope="module")
-def client(url: str) -> Iterator[openai.OpenAI]:
+def client(url):
     with openai.OpenAI(base_url=url, api_key="None", max_retries=0, timeout=60) as client:
         yield client
 
@@ -59,9 +56,7 @@ def calling_seed(client: openai.OpenAI) -> int:
     raise AssertionError("the model calls no tool")
 
 
-def test_a_chat_continues_the_prompt_of_the_models_template(
-    client: openai.OpenAI, smollm2_tokenizer: Any
-) -> None:
+def test_a_chat_continues_the_prompt_of_the_models_template(client, smollm2_tokenizer):
     answer = chat(client)
     ids = render_prompt_ids(smollm2_tokenizer, QUESTION, None)
     continued = client.completions.create(model="speaking", prompt=ids, temperature=0, max_tokens=60)
@@ -71,9 +66,7 @@ def test_a_chat_continues_the_prompt_of_the_models_template(
     assert answer.usage.total_tokens == len(ids) + answer.usage.completion_tokens
 
 
-def test_a_written_call_is_a_tool_call_and_can_be_sent_back(
-    client: openai.OpenAI, smollm2_tokenizer: Any
-) -> None:
+def test_a_written_call_is_a_tool_call_and_can_be_sent_back(client, smollm2_tokenizer):
     seed = calling_seed(client)
     message = chat(client, DOCUMENT, tools=[SEARCH], temperature=1, seed=seed).choices[0].message
     (call,) = message.tool_calls
@@ -88,7 +81,7 @@ def test_a_written_call_is_a_tool_call_and_can_be_sent_back(
     assert followed.usage.prompt_tokens == len(told)
 
 
-def test_without_offered_tools_a_call_stays_text(client: openai.OpenAI) -> None:
+def test_without_offered_tools_a_call_stays_text(client):
     seed = calling_seed(client)
     sampled: dict[str, Any] = {"temperature": 1, "seed": seed}
     offered = chat(client, DOCUMENT, tools=[SEARCH], tool_choice="none", **sampled)
@@ -97,7 +90,7 @@ def test_without_offered_tools_a_call_stays_text(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("tools", [None, [SEARCH]])
-def test_a_stream_equals_the_whole_answer(client: openai.OpenAI, tools: Any) -> None:
+def test_a_stream_equals_the_whole_answer(client, tools):
     given: dict[str, Any] = {"tools": tools} if tools else {}
     for seed in range(4):
         sampled = {"temperature": 1, "seed": seed, **given}
@@ -116,7 +109,7 @@ def test_a_stream_equals_the_whole_answer(client: openai.OpenAI, tools: Any) -> 
         assert len(choices) > 3 or calls or "<tool_call>" in content, "it comes in pieces"
 
 
-def test_a_completion_is_streamed_without_its_stop_string(client: openai.OpenAI) -> None:
+def test_a_completion_is_streamed_without_its_stop_string(client):
     given: dict[str, Any] = {"model": "speaking", "prompt": [5, 6, 7], "temperature": 0, "max_tokens": 30}
     free = client.completions.create(**given).choices[0].text
     stop = free[6:10]
@@ -125,7 +118,7 @@ def test_a_completion_is_streamed_without_its_stop_string(client: openai.OpenAI)
     assert text == free[: free.index(stop)] and events[-1].choices[0].finish_reason == "stop"
 
 
-def test_several_answers_differ_and_a_seed_repeats_them(client: openai.OpenAI) -> None:
+def test_several_answers_differ_and_a_seed_repeats_them(client):
     given: dict[str, Any] = {"model": "speaking", "prompt": [5, 6, 7], "n": 4, "seed": 3, "max_tokens": 6}
     first, second = (client.completions.create(**given) for _ in range(2))
     texts = [choice.text for choice in first.choices]
@@ -137,14 +130,14 @@ def test_several_answers_differ_and_a_seed_repeats_them(client: openai.OpenAI) -
     assert streamed_texts == texts
 
 
-def test_log_probs_are_those_of_the_sampled_tokens(client: openai.OpenAI) -> None:
+def test_log_probs_are_those_of_the_sampled_tokens(client):
     said = chat(client, logprobs=True).choices[0]
     tokens = said.logprobs.content
     assert "".join(token.token for token in tokens).startswith(said.message.content)
     assert all(token.logprob <= 0 and token.top_logprobs == [] for token in tokens)
 
 
-def test_the_model_is_listed_and_another_is_refused(client: openai.OpenAI) -> None:
+def test_the_model_is_listed_and_another_is_refused(client):
     assert [model.id for model in client.models.list()] == ["speaking"]
     assert client.models.retrieve("speaking").id == "speaking"
     with pytest.raises(openai.NotFoundError, match="this server has 'speaking'") as refused:
@@ -168,29 +161,25 @@ def test_the_model_is_listed_and_another_is_refused(client: openai.OpenAI) -> No
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ],
 )
-def test_unsupported_fields_are_refused_by_name(
-    client: openai.OpenAI, fields: dict[str, Any], param: str
-) -> None:
+def test_unsupported_fields_are_refused_by_name(client, fields, param):
     with pytest.raises(openai.BadRequestError) as refused:
         chat(client, **fields)
     assert str(refused.value.param).startswith(param) and param in str(refused.value)
 
 
-def test_fields_that_ask_for_nothing_are_accepted(client: openai.OpenAI) -> None:
+def test_fields_that_ask_for_nothing_are_accepted(client):
     neutral: dict[str, Any] = {"presence_penalty": 0.0, "logit_bias": {}, "response_format": {"type": "text"}}
     neutral |= {"user": "me", "metadata": {"run": "1"}, "n": 1, "stop": None, "store": False}
     assert chat(client, **neutral).choices[0].message == chat(client).choices[0].message
 
 
-def test_a_too_long_prompt_gets_openais_error(client: openai.OpenAI) -> None:
+def test_a_too_long_prompt_gets_openais_error(client):
     with pytest.raises(openai.BadRequestError, match=f"maximum context length is {MAX_SEQ_LEN}") as refused:
         chat(client, [{"role": "user", "content": "long " * MAX_SEQ_LEN}])
     assert (refused.value.code, refused.value.param) == ("context_length_exceeded", "messages")
 
 
-def test_a_stream_whose_client_leaves_frees_its_place(
-    client: openai.OpenAI, served: tuple[str, ReferenceEngine]
-) -> None:
+def test_a_stream_whose_client_leaves_frees_its_place(client, served):
     engine = served[1]
     before = engine.stats().tokens_out
     given: dict[str, Any] = {"model": "speaking", "prompt": [9], "max_tokens": MAX_SEQ_LEN, "stop": None}
@@ -205,7 +194,7 @@ def test_a_stream_whose_client_leaves_frees_its_place(
 CALL = '<tool_call>{"name": "search", "arguments": {}}</tool_call>'
 
 
-def test_a_turn_with_a_malformed_call_stays_text() -> None:
+def test_a_turn_with_a_malformed_call_stays_text():
     good = CALL
     content, calls = heard(f"So. {good}", [SEARCH], "hermes")
     assert content == "So." and [call.name for call in calls] == ["search"]
@@ -222,15 +211,13 @@ def test_a_turn_with_a_malformed_call_stays_text() -> None:
         ("<think>\n\n</think>\n\n", CALL, None, ["search"]),
     ],
 )
-def test_thinking_that_the_prompt_opened_makes_no_call(
-    opened: str, text: str, content: str | None, names: list[str]
-) -> None:
+def test_thinking_that_the_prompt_opened_makes_no_call(opened, text, content, names):
     said, calls = heard(text, [SEARCH], "hermes", opened)
     assert (said, [call.name for call in calls]) == (content, names)
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_piece_of_a_call_or_a_stop_string_is_sent_early(form: str, smollm2_tokenizer: Any) -> None:
+def test_no_piece_of_a_call_or_a_stop_string_is_sent_early(form, smollm2_tokenizer):
     opening = FORMS[form].opening
     text = f"Ø 3 < 4, then \n{opening}more STOP"
     stream = TextStream(smollm2_tokenizer, True, ("STOP",), (opening,))

@@ -26,17 +26,17 @@ from verl_ext.method.answers import (
         ("The", ""),
     ],
 )
-def test_normal_form_is_squads(text: str, normal: str) -> None:
+def test_normal_form_is_squads(text, normal):
     assert normalize_answer(text) == normal
 
 
 @given(st.text())
-def test_normalizing_twice_changes_nothing_more(text: str) -> None:
+def test_normalizing_twice_changes_nothing_more(text):
     once = normalize_answer(text)
     assert normalize_answer(once) == once
 
 
-def test_exact_match_needs_one_of_the_targets() -> None:
+def test_exact_match_needs_one_of_the_targets():
     assert exact_match("the Beatles.", ["Queen", "Beatles"])
     assert not exact_match("Beatles band", ["Queen", "Beatles"])
     assert not exact_match(None, ["", "the"])
@@ -50,9 +50,7 @@ def test_exact_match_needs_one_of_the_targets() -> None:
         *(("++", "++", True), ("+", "++", False), ("", "?!", False), ("the", "?!", False), ("", "", False)),
     ],
 )
-def test_an_answer_without_other_words_is_compared_by_those_it_has(
-    prediction: str, target: str, is_right: bool
-) -> None:
+def test_an_answer_without_other_words_is_compared_by_those_it_has(prediction, target, is_right):
     assert exact_match(prediction, [target]) == is_right == (f1(prediction, [target]) == 1.0)
 
 
@@ -81,9 +79,7 @@ def test_an_answer_without_other_words_is_compared_by_those_it_has(
         *(("C", "C++", True, True), (None, "5", False, False), ("", "5", False, False)),
     ],
 )
-def test_numbers_are_compared_as_squad_does_or_as_numbers(
-    prediction: str | None, target: str, official: bool, by_numbers: bool
-) -> None:
+def test_numbers_are_compared_as_squad_does_or_as_numbers(prediction, target, official, by_numbers):
     assert (exact_match(prediction, [target]), same_answer(prediction, [target])) == (official, by_numbers)
 
 
@@ -95,17 +91,17 @@ def test_numbers_are_compared_as_squad_does_or_as_numbers(
         *(("Oslo", None), ("5,000", None), ("U.S.", None), ("O'Neill", None), ("1914", None)),
     ],
 )
-def test_signs_that_a_comparison_loses_are_known(target: str, compared: str | None) -> None:
+def test_signs_that_a_comparison_loses_are_known(target, compared):
     assert lost_in_comparison(target) == compared
 
 
 @given(st.text(alphabet="0123456789.,-'’ a−", max_size=12), st.text(alphabet="0123456789.,-", max_size=8))
-def test_any_answer_is_the_same_as_itself(text: str, other: str) -> None:
+def test_any_answer_is_the_same_as_itself(text, other):
     assert same_answer(text, [text]) == exact_match(text, [text])
     assert same_answer(text, [other]) in (True, False)
 
 
-def test_f1_is_the_harmonic_mean_of_precision_and_recall_with_the_best_target() -> None:
+def test_f1_is_the_harmonic_mean_of_precision_and_recall_with_the_best_target():
     assert f1("a b c", ["b c d"]) == pytest.approx(2 * (2 / 2) * (2 / 3) / (2 / 2 + 2 / 3))
     assert f1("x x", ["x"]) == pytest.approx(2 / 3)
     assert f1("x", ["y"]) == f1("", [""]) == f1(None, ["x"]) == 0.0
@@ -141,7 +137,7 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall_with_the_best_target() 
         ("1914년에", "1914"),
     ],
 )
-def test_an_answer_is_found_in_ordinary_typography(text: str, answer: str) -> None:
+def test_an_answer_is_found_in_ordinary_typography(text, answer):
     assert contains_answer(text, answer)
 
 
@@ -150,12 +146,12 @@ PARTS += [("pi is 3.14", "14"), ("東京都", "京東"), ("ก่", "ก"), ("an
 
 
 @pytest.mark.parametrize(("text", "answer"), PARTS)
-def test_part_of_a_word_or_number_is_not_an_answer(text: str, answer: str) -> None:
+def test_part_of_a_word_or_number_is_not_an_answer(text, answer):
     assert not contains_answer(text, answer)
 
 
 @given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
-def test_a_text_contains_an_inserted_answer(before: str, answer: str, after: str) -> None:
+def test_a_text_contains_an_inserted_answer(before, answer, after):
     assert contains_answer(f"{before} {answer} {after}", answer) or not normalize_answer(answer)
 
 
@@ -163,7 +159,7 @@ MARKS = st.characters(categories=["Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm"
 
 
 @given(MARKS, st.sampled_from(["Oslo", "1914", "Müller", "5,000"]), MARKS)
-def test_every_punctuation_mark_and_symbol_ends_a_word(before: str, answer: str, after: str) -> None:
+def test_every_punctuation_mark_and_symbol_ends_a_word(before, answer, after):
     assert contains_answer(f"x{before}{answer}{after}x", answer)
 
 
@@ -183,18 +179,18 @@ TAGGED = st.lists(st.sampled_from(["<answer>", "</answer>", "<question>", " ", "
         ("<question>x</question>", None),
     ],
 )
-def test_the_last_closed_tag_counts(text: str, content: str | None) -> None:
+def test_the_last_closed_tag_counts(text, content):
     assert extract_last_tag(text, "answer") == content
 
 
 @given(TAGGED)
-def test_a_tags_content_has_no_such_tag(parts: list[str]) -> None:
+def test_a_tags_content_has_no_such_tag(parts):
     content = extract_last_tag("".join(parts), "answer")
     assert content is None or "answer>" not in content
 
 
 @given(TAGGED, st.sampled_from(["x", "x y", "<question>x</question>"]), TAGGED)
-def test_a_closed_tag_is_found_in_any_context(before: list[str], content: str, after: list[str]) -> None:
+def test_a_closed_tag_is_found_in_any_context(before, content, after):
     closed_again = "<answer>" in after
     text = "".join([*before, f"<answer>{content}</answer>", *after])
     assert closed_again or extract_last_tag(text, "answer") == content

@@ -46,14 +46,14 @@ GOOD = trajectory(ANSWERED, last=ask("Where was the designer of the Ostrel light
 
 
 @given(st.integers(2, 20).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
-def test_difficulty_falls_evenly_from_one_right_attempt_to_all(k_of_n: tuple[int, int]) -> None:
+def test_difficulty_falls_evenly_from_one_right_attempt_to_all(k_of_n):
     k, n = k_of_n
     expected = Fraction(n - k, n - 1) if k else Fraction(0)
     assert difficulty(k, n) == pytest.approx(float(expected))
 
 
 @pytest.mark.parametrize(("k", "n"), [(-1, 5), (6, 5), (1, 1), (0, 0)])
-def test_impossible_counts_are_refused(k: int, n: int) -> None:
+def test_impossible_counts_are_refused(k, n):
     with pytest.raises(ValueError, match=f"{k} right of {n}"):
         difficulty(k, n)
 
@@ -67,7 +67,7 @@ def test_impossible_counts_are_refused(k: int, n: int) -> None:
         ([], 0.0),
     ],
 )
-def test_thinking_counts_in_turns_that_open_with_it(texts: list[str], share: float) -> None:
+def test_thinking_counts_in_turns_that_open_with_it(texts, share):
     assert think_part(Trajectory(tuple(map(Turn, texts)))) == share
 
 
@@ -90,14 +90,12 @@ def test_thinking_counts_in_turns_that_open_with_it(texts: list[str], share: flo
         ((NOTHING_FOUND, ANSWERED), 3, 2 / 3),
     ],
 )
-def test_the_tool_part_counts_queries_that_found_something_new(
-    calls: tuple[SearchCall, ...], hop: int, score: float
-) -> None:
+def test_the_tool_part_counts_queries_that_found_something_new(calls, hop, score):
     turns = tuple(Turn("", (call,)) for call in calls)
     assert tool_part(Trajectory(turns), hop) == pytest.approx(score)
 
 
-def test_calls_and_queries_of_one_turn_are_one_step() -> None:
+def test_calls_and_queries_of_one_turn_are_one_step():
     at_once = Turn("", searches("k", "l", "m"))
     several = Turn("", (SearchCall("raw", ("d", "e"), response="d:\n[1] D: d\ne:\n[2] E: e"),))
     assert tool_part(Trajectory((at_once,)), 4) == 0.5
@@ -108,7 +106,7 @@ def test_calls_and_queries_of_one_turn_are_one_step() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from("klm"), max_size=3), max_size=5), st.integers(2, 5))
-def test_repetition_never_raises_the_tool_part(turns: list[list[str]], hop: int) -> None:
+def test_repetition_never_raises_the_tool_part(turns, hop):
     made = tuple(Turn("", searches(*queries)) for queries in turns)
     once = tool_part(Trajectory(made), hop)
     assert tool_part(Trajectory((*made, *made)), hop) == once
@@ -127,22 +125,22 @@ def test_repetition_never_raises_the_tool_part(turns: list[list[str]], hop: int)
         ("the", 0.0),
     ],
 )
-def test_the_answer_part_needs_few_words_with_evidence(answer: str, score: float) -> None:
+def test_the_answer_part_needs_few_words_with_evidence(answer, score):
     assert answer_part(answer, [DOCUMENT]) == score
 
 
 @pytest.mark.parametrize(("words", "score"), [(1, 1.0), (5, 1.0), (6, 0.5), (10, 0.5), (11, 0.0)])
-def test_the_answer_part_falls_after_five_and_ten_words(words: int, score: float) -> None:
+def test_the_answer_part_falls_after_five_and_ten_words(words, score):
     answer = " ".join(f"w{i}" for i in range(words))
     assert answer_part(answer, [f"x {answer} y"]) == score
 
 
-def test_evidence_is_one_text_with_the_answer_as_written() -> None:
+def test_evidence_is_one_text_with_the_answer_as_written():
     assert answer_part("Jean-Paul", ["“Jean-Paul”"]) == 1.0
     assert answer_part("red fox", ["it is red", "fox hunting"]) == 0.0
 
 
-def test_an_answer_in_the_models_own_query_is_not_evidence() -> None:
+def test_an_answer_in_the_models_own_query_is_not_evidence():
     shown = format_passages(["Kestmoor", "x"], [[{"title": "Ostrel", "text": "A lighthouse."}], []])
     assert "Kestmoor" in shown
     call = SearchCall("raw", ("Kestmoor", "x"), response=shown)
@@ -151,7 +149,7 @@ def test_an_answer_in_the_models_own_query_is_not_evidence() -> None:
     assert format_score(GOOD, DOCUMENT, 2, "Kestmoor").answer == 1.0
 
 
-def test_an_answer_in_the_document_counts_for_one_hop_only() -> None:
+def test_an_answer_in_the_document_counts_for_one_hop_only():
     there = trajectory(ANSWERED, last=ask("What did Halvorsen design?", "the Ostrel lighthouse"))
     scores = [format_score(there, DOCUMENT, hop, "the Ostrel lighthouse").answer for hop in (1, 2, 4)]
     assert scores == [1.0, 0.0, 0.0]
@@ -179,23 +177,21 @@ def test_an_answer_in_the_document_counts_for_one_hop_only() -> None:
         ("東京都の区は?", "東京", "answer_in_question"),
     ],
 )
-def test_the_fault_of_a_question_is_named(
-    question: str | None, answer: str | None, fault: str | None
-) -> None:
+def test_the_fault_of_a_question_is_named(question, answer, fault):
     assert has_integrity(question, answer) is (fault is None)
     tags = [("question", question), ("answer", answer)]
     last = Turn("".join(f"<{tag}>{text}</{tag}>" for tag, text in tags if text is not None))
     assert challenger_reward(Trajectory((last,)), DOCUMENT, 1, n=5, k=0).integrity_fault == fault
 
 
-def test_the_pair_comes_from_the_last_turn_after_its_thinking() -> None:
+def test_the_pair_comes_from_the_last_turn_after_its_thinking():
     last = ask("Q2?", "A2", thinking="<think><question>no</question><answer>no</answer></think>")
     assert extract_pair(Trajectory((ask("Q1?", "A1"), last))) == ("Q2?", "A2")
     thought = Turn("<think><question>Q</question><answer>A</answer></think>")
     assert extract_pair(Trajectory((thought,))) == (None, None)
 
 
-def test_the_reward_is_difficulty_plus_half_the_format_score() -> None:
+def test_the_reward_is_difficulty_plus_half_the_format_score():
     score = challenger_reward(GOOD, DOCUMENT, 2, n=5, k=2)
     assert score.valid and score.integrity
     assert (score.think, score.tool, score.answer_part, score.format) == (1, 1, 1, 1)
@@ -204,7 +200,7 @@ def test_the_reward_is_difficulty_plus_half_the_format_score() -> None:
 
 
 @given(st.integers(0, 5), st.integers(1, 4))
-def test_the_reward_adds_up(k: int, hop: int) -> None:
+def test_the_reward_adds_up(k, hop):
     score = challenger_reward(GOOD, DOCUMENT, hop, n=5, k=k)
     tool = Fraction(min(2, hop), hop) if hop > 1 else Fraction(1)
     expected = (Fraction(5 - k, 4) if 0 < k < 5 else 0) + Fraction(1, 2) * (3 + tool) / 4
@@ -214,7 +210,7 @@ def test_the_reward_adds_up(k: int, hop: int) -> None:
 UNSEARCHED = trajectory(last=ask("What did Halvorsen design?", "the Ostrel lighthouse"))
 
 
-def test_a_refused_question_earns_only_its_format_score() -> None:
+def test_a_refused_question_earns_only_its_format_score():
     plain = challenger_reward(UNSEARCHED, DOCUMENT, 2, n=5, k=1)
     refused = challenger_reward(UNSEARCHED, DOCUMENT, 2, n=5, k=None, refused="hops: none")
     assert (plain.valid, plain.difficulty, refused.valid, refused.difficulty) == (True, 1.0, True, 0.0)
@@ -243,11 +239,11 @@ BORN = trajectory(NAMED, last=ask("Where was Brann Halvorsen born?", "Kestmoor")
         (trajectory(ZH, last=ask("那座天文台位于哪个村？", "凯姆村")), 2, None),
     ],
 )
-def test_missing_hops_are_named(made: Trajectory, hop: int, fault: str | None) -> None:
+def test_missing_hops_are_named(made, hop, fault):
     assert challenger_reward(made, DOCUMENT, hop, n=5, k=0).hop_fault == fault
 
 
-def test_a_bad_question_scores_zero_and_an_unfinished_one_is_invalid() -> None:
+def test_a_bad_question_scores_zero_and_an_unfinished_one_is_invalid():
     leaked = trajectory(last=ask("Is it Kestmoor?", "Kestmoor"))
     score = challenger_reward(leaked, DOCUMENT, 1, n=5, k=None)
     assert (score.score, score.valid, score.reason_invalid) == (0.0, True, None)
@@ -258,7 +254,7 @@ def test_a_bad_question_scores_zero_and_an_unfinished_one_is_invalid() -> None:
 
 
 @pytest.mark.parametrize("last", [ask("Where?", "Kestmoor"), Turn("gave up")])
-def test_a_failed_search_makes_any_sample_invalid(last: Turn) -> None:
+def test_a_failed_search_makes_any_sample_invalid(last):
     score = challenger_reward(trajectory(ANSWERED, FAILED, last=last), DOCUMENT, 3, n=5, k=3)
     assert (score.score, score.valid) == (0.0, False)
     assert "1 of the challenger's searches failed: HTTP 503" in str(score.reason_invalid)
@@ -273,7 +269,7 @@ def test_a_failed_search_makes_any_sample_invalid(last: Turn) -> None:
         ("<think><answer>Kestmoor</answer></think>", 0.0),
     ],
 )
-def test_a_solver_is_rewarded_for_an_exact_match(text: str, score: float) -> None:
+def test_a_solver_is_rewarded_for_an_exact_match(text, score):
     assert solver_reward(Trajectory((Turn(text),)), ["Kestmoor"]).score == score
 
 
@@ -285,12 +281,12 @@ def test_a_solver_is_rewarded_for_an_exact_match(text: str, score: float) -> Non
         Turn("<answer>Kestmoor</answer>\nThat is all that I", truncated=True),
     ],
 )
-def test_a_repeated_or_cut_off_answer_does_not_count(last: Turn) -> None:
+def test_a_repeated_or_cut_off_answer_does_not_count(last):
     score = solver_reward(Trajectory((last,)), ["Kestmoor"])
     assert (score.score, score.answer, score.valid) == (0.0, None, True)
 
 
-def test_a_solvers_failed_search_is_invalid_and_missing_targets_are_refused() -> None:
+def test_a_solvers_failed_search_is_invalid_and_missing_targets_are_refused():
     score = solver_reward(trajectory(FAILED, last=Turn("<answer>x</answer>")), ["x"])
     assert (score.score, score.valid) == (0.0, False)
     with pytest.raises(ValueError, match=r"ground_truth\.target"):
