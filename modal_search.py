@@ -29,8 +29,7 @@ ENVIRONMENT = client_environment(ROOT)
 FILE = ENVIRONMENT.get("DRZERO_SEARCH_FILE") or "config/runs/search.yaml"
 KEYS = ("RETRIEVAL_TOKEN", "HF_TOKEN", "CHROMA_API_KEY")
 """All that the service's container, which is open to the internet, gets of `.env`."""
-SEARCHES = 1000
-"""Concurrent requests. Beyond `retrieval.max_queue` the service itself refuses them."""
+SEARCHES = 1000  # Concurrent requests. Beyond `retrieval.max_queue` the service itself refuses them.
 
 
 def _plan() -> tuple[Compute, list[str], modal.Image, dict[str, str]]:

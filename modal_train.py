@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = client_environment(ROOT)
 ROOTS = ("paths.corpus={corpus}", "paths.checkpoints={checkpoints}")
 """Overrides of every `drzero` command. A container fills in its folders."""
-ASK_TIMEOUT_S = 1800
-"""Time limit of short CPU calls."""
+ASK_TIMEOUT_S = 1800  # time limit of short CPU calls
 
 
 def _plan() -> tuple[Words | None, Request | None, ImageExtras, dict[str, str]]:

@@ -34,8 +34,7 @@ class CliCommand:
 
     function: str
     """`module:function`. Takes the composed config, without `config` the arguments. Returns the exit code."""
-    about: str = ""
-    """For `drzero --help`, at most 30 characters."""
+    about: str = ""  # for `drzero --help`, at most 30 characters
     config: str | None = None
     """The file in config/ to compose before large imports, so that a mistyped key is reported at once."""
     overrides: str | None = None

@@ -17,8 +17,7 @@ from environments.score import Score
 class Episode(ABC):
     """The environment's side of one conversation."""
 
-    max_calls_per_turn = 16
-    """Further calls of a turn get no answer."""
+    max_calls_per_turn = 16  # further calls of a turn get no answer
 
     @abstractmethod
     def messages(self) -> Sequence[Message]:

@@ -11,10 +11,8 @@ from drzero.ops.text import is_number
 class Score:
     """The score of an episode."""
 
-    reward: float
-    """Finite. Training maximises it."""
-    success: bool
-    """Whether the task is solved. Evaluations count this and compare it between models."""
+    reward: float  # Finite. Training maximises it.
+    success: bool  # Whether the task is solved. Evaluations count this and compare it between models.
     parts: Mapping[str, float] = field(default_factory=dict)
     """The reward's parts by name, and anything else worth a curve."""
 

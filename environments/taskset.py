@@ -11,10 +11,8 @@ class Taskset(ABC):
     """The result of an environment's `load`. All episodes of a process share it, so it must not change."""
 
     name: str
-    max_turns: int = 1
-    """Most assistant turns of an episode. The run's own limit may be lower."""
-    timeout_s: float = 30.0
-    """Seconds for one call of the environment's code. A longer one fails the episode."""
+    max_turns: int = 1  # Most assistant turns of an episode. The run's own limit may be lower.
+    timeout_s: float = 30.0  # Seconds for one call of the environment's code. A longer one fails the episode.
     needs_retrieval: bool = False
     """Whether episodes search the run's collection. The retrieval service then runs next to the model."""
     filters_groups: bool = False

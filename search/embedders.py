@@ -70,8 +70,7 @@ class Legibility(NamedTuple):
 
 
 _UNKNOWN, _HOPELESS, _SPELT = 0.05, 0.5, 1.4
-SAMPLED = 200
-"""Texts that are enough to judge a corpus by."""
+SAMPLED = 200  # texts that are enough to judge a corpus by
 _READ_CHARACTERS = 4000  # of a text
 _WITHOUT_SPACES = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "THAI", "LAO", "MYANMAR", "KHMER")
 OTHER_EMBEDDER = (

@@ -30,8 +30,7 @@ from drzero.recipe.fingerprint import fingerprint_checkpoint
 from verl_ext.artefacts import announce
 from verl_ext.stop_time import require_time
 
-ABOUT = "export.json"
-"""Names the checkpoint of an export, and what was checked."""
+ABOUT = "export.json"  # names the checkpoint of an export, and what was checked
 MERGER_DTYPE = "bfloat16"
 _MARGIN_BYTES = 64 * 2**20  # tokenizer, config, logs
 _LEAST_S, _WEIGHTS_PER_S = 60.0, 20e6

@@ -25,8 +25,7 @@ TEXTS = (
     '<tool_call>\n{"name": "search", "arguments": {"query_list": ["founder of the abbey"]}}\n</tool_call>',
 )
 QUESTION = "Who founded the abbey?"
-TOLERANCE = 1e-4
-"""Tolerated difference of log-probabilities, which depend on the order of summation."""
+TOLERANCE = 1e-4  # tolerated difference of log-probabilities, which depend on the order of summation
 _ROOM = 1.5  # the model in float32, and its activations
 
 
@@ -34,8 +33,7 @@ _ROOM = 1.5  # the model in float32, and its activations
 class ExportCheck:
     """The extent of a check. Without log-probabilities, their fields are None."""
 
-    weights: int
-    """Number of weights compared, all equal, tied ones counted once."""
+    weights: int  # number of weights compared, all equal, tied ones counted once
     texts: int
     tokens: int
     max_log_prob_difference: float | None

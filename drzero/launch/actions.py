@@ -12,15 +12,12 @@ class Action:
 
     name: str
     help: str
-    stage: str | None = None
-    """The `drzero` command it runs in a container. None: the launcher does it."""
+    stage: str | None = None  # The `drzero` command it runs in a container. None: the launcher does it.
     compute: str | None = "cpu"
     """Its default machine, a file of `config/compute/`. None: the smallest that holds the model."""
-    preflight: bool = False
-    """Whether `drzero preflight STAGE` checks it before its machine is requested."""
+    preflight: bool = False  # Whether `drzero preflight STAGE` checks it before its machine is requested
     trains: bool = False
-    of_stage: bool = False
-    """Whether it takes the name of a stage, by default the challenger."""
+    of_stage: bool = False  # Whether it takes the name of a stage, by default the challenger
 
     @property
     def is_job(self) -> bool:

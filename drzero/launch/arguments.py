@@ -55,8 +55,7 @@ _OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*
 class Words:
     """The parsed command line. None stands for a flag that was left out."""
 
-    action: str
-    """Empty for `::train` without `--stage`: the environment decides."""
+    action: str  # empty for `::train` without `--stage`: the environment decides
     function: str = "main"
     iteration: int | None = None
     model: str | None = None

@@ -31,8 +31,7 @@ class Claim:
     action: str
     call: str
     app: str | None
-    at: float
-    """Unix time of the request, then of the call's last start."""
+    at: float  # Unix time of the request, then of the call's last start
 
 
 class Claims:

@@ -20,10 +20,8 @@ from drzero.launch.request import run_name
 from drzero.launch.spend import CONTINUES
 from drzero.launch.volumes import LAUNCHES
 
-BATCH_BYTES = 512 * 2**20
-"""Size of an upload batch, the most that a broken connection loses."""
-_FOLLOW_S = 10.0
-"""Seconds between reads of a followed log. The container commits it at least once a minute."""
+BATCH_BYTES = 512 * 2**20  # size of an upload batch, the most that a broken connection loses
+_FOLLOW_S = 10.0  # Seconds between reads of a followed log. The container commits it at least once a minute.
 
 
 def run_upload(words: Words, volume: modal.Volume) -> None:

@@ -19,8 +19,7 @@ from drzero.ops.files import atomic_write
 
 RUNNING = ("checkpoints", "corpus")
 """Committed while the stage runs, in this order: checkpoints must not wait for another volume."""
-TRIES = 3
-"""Attempts of the last commit, which must not get lost."""
+TRIES = 3  # attempts of the last commit, which must not get lost
 RETRY_S = 5.0
 
 

@@ -22,12 +22,9 @@ from drzero.recipe.gpu_prices import GPUS, usd_per_hour
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 MODAL_LIMIT_S = 86400  # of one call
-IDLE_S = 2
-"""Seconds a container is kept after its call: Modal's minimum, since idle time is billed."""
-MAX_CORES, MAX_MEMORY_MIB = 64, 344064
-"""The most we request. Modal's own limits are not documented."""
-MODAL_GPUS = {"A10": 4, "A10G": 4}
-"""Most GPUs of one machine on Modal, where that is not 8."""
+IDLE_S = 2  # seconds a container is kept after its call: Modal's minimum, since idle time is billed
+MAX_CORES, MAX_MEMORY_MIB = 64, 344064  # The most we request. Modal's own limits are not documented.
+MODAL_GPUS = {"A10": 4, "A10G": 4}  # most GPUs of one machine on Modal, where that is not 8
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,10 @@ MARGIN_S = 180.0
 """Seconds left for shutdown and last commit between the stage's stop time and the end of the call."""
 MARGIN_SHARE = 1 / 96
 """The same as a share of the call's time, if more. A large checkpoint takes minutes to commit."""
-LATE_S = 90.0
-"""Seconds after its stop time when a running stage is stopped."""
+LATE_S = 90.0  # seconds after its stop time when a running stage is stopped
 FRUITLESS_PARTS = 2
 """A launch fails after this many consecutive calls that ran out of time without saving anything."""
-STOP_GRACE_S = 20.0
-"""Seconds between SIGTERM and SIGKILL. A preempted container has 30 seconds in all."""
+STOP_GRACE_S = 20.0  # Seconds between SIGTERM and SIGKILL. A preempted container has 30 seconds in all.
 _POLL_S = 0.5
 
 

@@ -8,8 +8,7 @@ import re
 
 from drzero.launch.compute import load_compute
 
-RECIPES = "8xh100"
-"""The machine of config/STAGE.yaml too."""
+RECIPES = "8xh100"  # the machine of config/STAGE.yaml too
 FITS = {
     0.2: ("a10g", "a10g"),
     0.5: ("a100-40gb", "a10g"),
@@ -21,8 +20,7 @@ FITS = {
     32: ("8xh100", "8xh100"),
 }
 """The smallest machines to train and to serve at most so many billion weights, by the model's name."""
-_UNNAMED = {"demo-policy": 0.135}
-"""Billions of weights of the shipped model, whose name has no size."""
+_UNNAMED = {"demo-policy": 0.135}  # billions of weights of the shipped model, whose name has no size
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])")
 
 

@@ -38,15 +38,11 @@ from drzero.launch.runfile import (
 from drzero.ops.text import did_you_mean
 
 WITH_TRAINER = "--with-trainer"
-CHECKS = ("check-services", "flow-test")
-"""Actions that only try parts of a run."""
-CHECK_TIMEOUT_S = 3600
-"""Default time limit of a check, which is not retried."""
-SMOKE_TIMEOUT_S = 1800
-"""Default time limit of the smoke test, so that a hang costs a dollar or two."""
+CHECKS = ("check-services", "flow-test")  # actions that only try parts of a run
+CHECK_TIMEOUT_S = 3600  # default time limit of a check, which is not retried
+SMOKE_TIMEOUT_S = 1800  # default time limit of the smoke test, so that a hang costs a dollar or two
 SMOKE_MAX_USD = 2
-NO_RESUME = "trainer.resume_mode=disable"
-"""With this override a call does not resume from the one before."""
+NO_RESUME = "trainer.resume_mode=disable"  # with this override a call does not resume from the one before
 SMOKE = (
     "run.name=smoke",
     NO_RESUME,
@@ -72,22 +68,18 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 class Request:
     """Everything a container needs to know about a launch. Modal pickles it."""
 
-    id: str
-    """New for every launch. Retried and continued calls keep it."""
+    id: str  # New for every launch. Retried and continued calls keep it.
     part: int
     action: str
     name: str
-    preparations: tuple[tuple[str, ...], ...]
-    """`drzero` commands to run on a CPU before preflight."""
+    preparations: tuple[tuple[str, ...], ...]  # `drzero` commands to run on a CPU before preflight
     command: tuple[str, ...]
     compute: Compute
     reason: str
     preflight: bool
     env: str | None = None
-    script: str | None = None
-    """A script of the checkout that trains instead of `drzero train`."""
-    secrets: tuple[str, ...] = ()
-    """Modal's named secrets, looked up once at the start of the launch."""
+    script: str | None = None  # a script of the checkout that trains instead of `drzero train`
+    secrets: tuple[str, ...] = ()  # Modal's named secrets, looked up once at the start of the launch
 
     def next_part(self) -> Request:
         """The same launch in its next call."""
@@ -143,10 +135,8 @@ class _Launch:
     action: Action
     stage: str
     env: str | None
-    file: RunFile
-    """For `env`, and on top of the general one where episodes are played."""
-    machine_from: str
-    """The run file whose machine it starts from, if one names it."""
+    file: RunFile  # for `env`, and on top of the general one where episodes are played
+    machine_from: str  # the run file whose machine it starts from, if one names it
 
     @cached_property
     def typed(self) -> tuple[str, ...]:

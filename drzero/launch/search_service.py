@@ -15,8 +15,7 @@ from drzero.launch.errors import LaunchError
 from drzero.launch.runfile import RunFile
 from drzero.launch.volumes import place
 
-PORT = 8000
-"""The service's port in its container. Modal serves it over TLS at another address."""
+PORT = 8000  # The service's port in its container. Modal serves it over TLS at another address.
 START_S = 1800
 """Seconds until it must answer: Chroma first reads its index into memory, and a model may be downloaded."""
 _USED = ("compute", "overrides", "image")

@@ -10,11 +10,9 @@ from pathlib import Path
 
 from drzero.ops.files import atomic_write
 
-EVERY_S = 60.0
-"""Seconds between updates of a running call's entry."""
+EVERY_S = 60.0  # seconds between updates of a running call's entry
 SILENT_S = 5 * EVERY_S
-CONTINUES = "continue"
-"""The outcome of a call that another call of the same launch continues."""
+CONTINUES = "continue"  # the outcome of a call that another call of the same launch continues
 
 
 @dataclass

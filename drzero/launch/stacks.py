@@ -21,10 +21,8 @@ from drzero.launch.errors import LaunchError
 from drzero.launch.request import run_name
 from drzero.launch.volumes import place
 
-POLL_S = 5.0
-"""Seconds between a container's looks for a question."""
-ANSWER_S = 180.0
-"""Seconds to wait for an answer, and the age at which a question is no longer answered."""
+POLL_S = 5.0  # seconds between a container's looks for a question
+ANSWER_S = 180.0  # seconds to wait for an answer, and the age at which a question is no longer answered
 _LOOK_S = 120.0
 
 

@@ -37,10 +37,8 @@ class GuideKey:
     kinds: tuple[type, ...]
     file: str | None = None
     hydra: tuple[str, ...] = ()
-    note: str | None = None
-    """For the docs, where it is neither."""
-    convert: Callable[[Any], list[str]] | None = None
-    """Makes the overrides, where it is neither."""
+    note: str | None = None  # for the docs, where it is neither
+    convert: Callable[[Any], list[str]] | None = None  # makes the overrides, where it is neither
 
     @property
     def ours(self) -> str:

@@ -12,10 +12,8 @@ from pathlib import Path
 from drzero.launch.errors import LaunchError
 
 MOUNTS = {"corpus": "/corpus", "checkpoints": "/checkpoints", "cache": "/cache"}
-LAUNCHES = "launches"
-"""The folder of the checkpoints volume with one folder for each run's launches."""
-NAMING = ("EXPERIMENTER", "EXPERIMENT_NAME")
-"""The variables that name the volumes."""
+LAUNCHES = "launches"  # the folder of the checkpoints volume with one folder for each run's launches
+NAMING = ("EXPERIMENTER", "EXPERIMENT_NAME")  # the variables that name the volumes
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 

@@ -39,10 +39,8 @@ class CheckContext:
     config: DictConfig
     stage: str
     machine: Machine
-    starting: bool
-    """Whether the run starts here right after preflight."""
-    ahead: bool
-    """Whether a loop's earlier stages have yet to run, so that their outputs may be missing."""
+    starting: bool  # Whether the run starts here right after preflight
+    ahead: bool  # Whether a loop's earlier stages have yet to run, so that their outputs may be missing
     readings: Readings
 
     @property

@@ -35,29 +35,24 @@ from drzero.recipe.metrics import read_metrics
 from drzero.recipe.settings.schema import pace_keys
 from verl_ext.checkpoints import saved_step
 
-Range = np.ndarray
-"""The low and the high end."""
+Range = np.ndarray  # the low and the high end
 
 FILLED = np.array((0.2, 0.8))
 PLAYED = np.array((0.05, 0.4))
 TRAINED = np.array((0.3, 1.0))
-DECODING = np.array((0.10, 0.02))
-"""Fast end first, because work is divided by this share of the peak."""
+DECODING = np.array((0.10, 0.02))  # fast end first, because work is divided by this share of the peak
 TRAINING = np.array((0.40, 0.15))
 OVERHEAD_S = np.array((3, 60))
 STARTUP_S = np.array((90, 900))
 MERGE_STARTUP_S = np.array((20, 120))
-MERGE_BYTES = 6
-"""A weight is read in float32 and written in bfloat16."""
-DISK = np.array((500e6, 50e6))
-"""Bytes a second; a volume over a network is at the slow end."""
+MERGE_BYTES = 6  # a weight is read in float32 and written in bfloat16
+DISK = np.array((500e6, 50e6))  # bytes a second; a volume over a network is at the slow end
 # On a CPU: operations per second, as measured on two cores, and the rest of a step.
 CPU_DECODING = np.array((30e9, 10e9))
 CPU_TRAINING = np.array((90e9, 40e9))
 CPU_OVERHEAD_S = np.array((5, 30))
 CPU_STARTUP_S = np.array((40, 240))
-HUB_QUESTIONS = 51_000
-"""Questions assumed for a benchmark file on the hub, as in the seven published ones."""
+HUB_QUESTIONS = 51_000  # questions assumed for a benchmark file on the hub, as in the seven published ones
 
 
 @dataclass(frozen=True)
@@ -68,8 +63,7 @@ class Estimate:
     high_s: float
     source: str
     usd_per_hour: float
-    summed_s: float | None = None
-    """The expected seconds of several stages in sequence."""
+    summed_s: float | None = None  # the expected seconds of several stages in sequence
 
     @property
     def expected_s(self) -> float:

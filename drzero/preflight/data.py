@@ -25,8 +25,7 @@ from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 
 SAMPLE, LONGEST = 2000, 64
-MOST_ALONE = 0.05
-"""Share of a step's rows that may have no row to compare with."""
+MOST_ALONE = 0.05  # share of a step's rows that may have no row to compare with
 TRAIN, VAL = "data.train_files", "data.val_files"
 _LIMIT = "data.max_prompt_length"
 

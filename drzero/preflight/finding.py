@@ -13,10 +13,8 @@ from drzero.recipe.errors import CheckError
 class Severity(StrEnum):
     """How serious a finding is."""
 
-    ERROR = "error"
-    """The run would fail, or not do what the config says."""
-    WARNING = "warning"
-    """The run may fail, or cost more than necessary."""
+    ERROR = "error"  # the run would fail, or not do what the config says
+    WARNING = "warning"  # the run may fail, or cost more than necessary
     NOTE = "note"
 
 
@@ -28,8 +26,7 @@ class Finding:
     key: str
     why: str
     fix: str
-    value: str | None = None
-    """None until preflight fills in the configured value."""
+    value: str | None = None  # none until preflight fills in the configured value
 
     def __str__(self) -> str:
         return f"{self.key}: {self.why}" + (f": {self.fix}" if self.fix else "")

@@ -25,16 +25,12 @@ from search.sources.files import COMPRESSED, files_of
 from search.sources.hub import is_data_set
 
 GIB = 2**30
-LEAST_DIMENSION = 384
-"""Dimension of the smallest embedders, assumed before a model is loaded."""
-COUNTED = 100_000
-"""At most so many files of a source are sized."""
+LEAST_DIMENSION = 384  # dimension of the smallest embedders, assumed before a model is loaded
+COUNTED = 100_000  # at most so many files of a source are sized
 CORE_SPEEDS = (60e9, 20e9)
 """Fast and slow operations a second of a core embedding in float32 (packaged embedder: 39e9, measured)."""
-GPU_SHARES = (0.3, 0.05)
-"""The same as shares of a GPU's bfloat16 peak. Assumed, not measured."""
-_UNEVEN = 1.01
-"""The largest shard over the mean one, for hashed shards of more than 100,000 records."""
+GPU_SHARES = (0.3, 0.05)  # The same as shares of a GPU's bfloat16 peak. Assumed, not measured.
+_UNEVEN = 1.01  # the largest shard over the mean one, for hashed shards of more than 100,000 records
 _SMALLER_SERVED = {
     "chroma": "it from another one (chroma.path=http://…)",
     "faiss": "one of codes (indexing.kind=ivfpq)",

@@ -16,10 +16,8 @@ from drzero.recipe.gpu_prices import GPUS, GpuType, usd_per_hour
 class Machine:
     """The machines of a run."""
 
-    is_local: bool
-    """Whether it is the user's machine, not the provider's."""
-    is_here: bool
-    """Whether preflight may be running on it."""
+    is_local: bool  # Whether it is the user's machine, not the provider's
+    is_here: bool  # Whether preflight may be running on it
     gpu: GpuType | None
     gpus: int
     nodes: int

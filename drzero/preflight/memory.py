@@ -33,16 +33,14 @@ FASTER = (
     ("actor_rollout_ref.model.enable_gradient_checkpointing", False),
 )
 """Settings that cost memory and save time, the most worthwhile first."""
-_CERTAIN = ("weights", "gradients", "Adam")
-"""Items that do not depend on sequence length."""
+_CERTAIN = ("weights", "gradients", "Adam")  # items that do not depend on sequence length
 _OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits", "head", "mask")
 """The actor's items that depend on it."""
 
 
 _RAY_RESERVE = 0.05
 """Share of a machine's memory that Ray's memory monitor keeps free (RAY_memory_usage_threshold)."""
-_OF_LENGTH = (*_OF_SEQUENCES, "KV cache")
-"""All that lengths and batches change."""
+_OF_LENGTH = (*_OF_SEQUENCES, "KV cache")  # all that lengths and batches change
 
 
 def stage_ledger(ctx: CheckContext) -> Ledger | None:

@@ -53,15 +53,13 @@ from search.faiss.location import find_files
 EMBEDDER_GIB = 2.5
 """An encoder process with a large embedding model and its activations, on a GPU or in host memory."""
 SMALL_EMBEDDER_GIB = 0.5
-TIGHT = 0.08
-"""A smaller share left over is a warning, because fragmentation may take that much."""
+TIGHT = 0.08  # a smaller share left over is a warning, because fragmentation may take that much
 PROCESSES_GIB = 6.0
 """Memory of a CPU run's processes for any model: veRL, Ray, retrieval, logs (measured: 5 to 7)."""
 SGLANG_PROCESSES_GIB = 3.0
 """More for an SGLang's processes (measured: 10 for a solver's run with a tiny model)."""
 
-CHUNK_TOKENS = 512
-"""Tokens whose logits veRL's fused head has at a time (FusedLinearForPPO)."""
+CHUNK_TOKENS = 512  # tokens whose logits veRL's fused head has at a time (FusedLinearForPPO)
 
 _ABOUT = {
     "contexts": "CUDA contexts of two processes, with their kernels",
@@ -127,8 +125,7 @@ class Server:
     engine: str
     tp: int
     share: float
-    slots: int
-    """Concurrent sequences of the reference engine."""
+    slots: int  # concurrent sequences of the reference engine
     positions: int
     dtype: str
     cache_mib: float = 0.0

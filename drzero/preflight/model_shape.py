@@ -29,16 +29,13 @@ class ModelShape:
     head_size: int
     intermediate: int
     vocabulary: int
-    context: int
-    """max_position_embeddings, veRL's limit for lengths."""
-    tied: bool = False
-    """Whether the output layer is the embedding."""
+    context: int  # max_position_embeddings, veRL's limit for lengths
+    tied: bool = False  # Whether the output layer is the embedding
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    stretched_context: int = 0
-    """Context with RoPE scaling, by SGLang's rule; 0 if the same."""
+    stretched_context: int = 0  # context with RoPE scaling, by SGLang's rule; 0 if the same
 
     @property
     def embeddings(self) -> int:

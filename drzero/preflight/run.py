@@ -70,14 +70,10 @@ class PreflightCheck:
 
     function: Callable[[CheckContext], Iterator[Finding] | None]
     key: str
-    reads: str = ""
-    """The entry of `paths` it reads below. Skipped if that is on another machine."""
-    counts: bool = False
-    """Whether it computes with the config's numbers. Skipped if one is invalid."""
-    explains: bool = False
-    """Whether its errors can cause an exception in another check."""
-    ahead: bool = True
-    """Whether it runs before a loop's earlier stages have."""
+    reads: str = ""  # The entry of `paths` it reads below. Skipped if that is on another machine.
+    counts: bool = False  # Whether it computes with the config's numbers. Skipped if one is invalid.
+    explains: bool = False  # Whether its errors can cause an exception in another check
+    ahead: bool = True  # Whether it runs before a loop's earlier stages have
 
 
 @dataclass

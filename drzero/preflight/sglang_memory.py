@@ -6,8 +6,7 @@ from drzero.preflight.model_shape import ModelShape
 
 GIB = 2**30
 MIB = 2**20
-CONTEXT_GIB = 0.6
-"""CUDA context of a process with its kernels. About half a GiB is usual on an H100."""
+CONTEXT_GIB = 0.6  # CUDA context of a process with its kernels. About half a GiB is usual on an H100.
 WORKSPACE_GIB = 0.5
 """flashinfer's workspace for Qwen2 and Qwen3, 384 MiB for others (flashinfer_backend.py:164-173)."""
 GRAPH_MIB, PIECEWISE_MIB = 2, 8
@@ -21,10 +20,8 @@ _LARGEST = (16384, 512, 512)
 class Captured:
     """CUDA graphs that an engine captures by default."""
 
-    prefill_tokens: int
-    """Tokens of the longest piece of a prefill, and of its piecewise graphs."""
-    batch: int
-    """The largest batch of a decoding graph."""
+    prefill_tokens: int  # tokens of the longest piece of a prefill, and of its piecewise graphs
+    batch: int  # the largest batch of a decoding graph
 
     @property
     def prefill_lengths(self) -> int:

@@ -168,8 +168,7 @@ def read_text(path: Path, hints: Hints) -> str:
     return raw.decode(*encoding_of(raw.splitlines(keepends=True), hints))
 
 
-LONGEST_LINE = 256 * 2**20
-"""Bytes or characters of a line, or of a file that is read whole."""
+LONGEST_LINE = 256 * 2**20  # bytes or characters of a line, or of a file that is read whole
 TOO_LONG = f"longer than {LONGEST_LINE >> 20} MiB: split it (of tables, JSON lines can be of any length)"
 
 # --- encodings: UTF-8, what the file declares, what the user says, or chardet's guess, in this order ---

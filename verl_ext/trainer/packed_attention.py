@@ -14,8 +14,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface
 
-PACKED = "drzero_packed"
-"""`attn_implementation` of this function."""
+PACKED = "drzero_packed"  # `attn_implementation` of this function
 _bounds: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 

@@ -38,8 +38,7 @@ from drzero.ops.versions import normalised
 PROJECT = Path(__file__).resolve().parents[3] / "pyproject.toml"
 _PLATFORM = "x86_64-manylinux_2_39"
 _UV_IN_IMAGE = Path("/.uv/uv")
-_CUDA = re.compile(r"nvidia-|cuda-|triton")
-"""Only torch's CUDA build requires these."""
+_CUDA = re.compile(r"nvidia-|cuda-|triton")  # only torch's CUDA build requires these
 _INCOMPATIBLE = re.compile(r"The package `(?P<package>.+?)` requires `?(?P<wants>.+?)`?, but (?P<has>.+)")
 
 

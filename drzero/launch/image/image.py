@@ -37,8 +37,7 @@ EXTRA = "/root/extra"  # the user's scripts in a container
 CACHE = "/cache"
 _FOLDERS = ("config", "data", "drzero", "environments", "examples", "search", "verl_ext")
 _FILES = ("modal_train.py", "modal_search.py", "pyproject.toml", "constraints.txt", "constraints-gpu.txt")
-SOURCE = (*_FOLDERS, *_FILES)
-"""The parts of the checkout a container gets."""
+SOURCE = (*_FOLDERS, *_FILES)  # the parts of the checkout a container gets
 ENVIRONMENT = {
     "PYTHONPATH": f"{REMOTE}:{EXTRA}",
     "HF_HOME": f"{CACHE}/huggingface",
@@ -61,8 +60,7 @@ class ImageExtras:
     pip: tuple[str, ...] = ()
     apt: tuple[str, ...] = ()
     scripts: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
-    """Packages installed without their dependencies."""
+    alone: tuple[str, ...] = ()  # packages installed without their dependencies
 
     @classmethod
     def of(cls, image: Mapping[str, Iterable[str]]) -> "ImageExtras":

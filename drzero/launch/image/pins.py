@@ -15,8 +15,7 @@ from drzero.ops.versions import pinned
 class BaseImage:
     """A published image and its contents."""
 
-    reference: str
-    """Repository and digest, since a tag can move."""
+    reference: str  # repository and digest, since a tag can move
     tag: str
     python: str
     cuda: str
@@ -67,8 +66,7 @@ class FlashAttnWheel:
 
     url: str
     sha256: str
-    origin: str
-    """Its builder, and the source of the hash."""
+    origin: str  # its builder, and the source of the hash
 
     @property
     def name(self) -> str:
@@ -156,8 +154,7 @@ python-dateutil pyyaml pyzmq referencing regex requests rich rpds-py safetensors
 setuptools shellingham sniffio starlette sympy tokenizers torch tqdm typer typing-extensions
 typing-inspection urllib3 uvicorn uvloop watchfiles xxhash
 """
-BROUGHT = tuple(_BROUGHT.split())
-"""This project needs these, and SGLang's image has its own versions of them."""
+BROUGHT = tuple(_BROUGHT.split())  # this project needs these, and SGLang's image has its own versions of them
 
 
 def requirements(packages: tuple[str, ...]) -> list[str]:

@@ -14,21 +14,16 @@ class Needs:
 
     has_gpus: bool
     ranks: int
-    sglang: bool
-    """Whether SGLang samples. Weights then go from process to process on each GPU."""
-    schedulers: dict[int, int]
-    """SGLang's processes by tensor-parallel rank, rollout and solver together."""
+    sglang: bool  # Whether SGLang samples. Weights then go from process to process on each GPU.
+    schedulers: dict[int, int]  # SGLang's processes by tensor-parallel rank, rollout and solver together
     sleeps: bool
     share: float
-    offloads: bool
-    """Whether weights and Adam states wait in host memory."""
-    weights_gib: float | None
-    """Each rank's part of the trained model, or None if its sizes are unknown."""
+    offloads: bool  # Whether weights and Adam states wait in host memory
+    weights_gib: float | None  # each rank's part of the trained model, or None if its sizes are unknown
     flash_attention: bool
     dummy_weights: bool
     """Whether the rollout engine starts with random weights, which only a sync can replace."""
-    shared_memory: int
-    """Bytes of Ray's object store in /dev/shm."""
+    shared_memory: int  # bytes of Ray's object store in /dev/shm
 
 
 @dataclass(frozen=True)

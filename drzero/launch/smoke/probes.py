@@ -11,8 +11,7 @@ from pathlib import Path
 from drzero.launch.smoke.needs import Needs, Verdict
 from drzero.ops.process.isolated import last_line, run_isolated
 
-LIMIT_S = 120.0
-"""Seconds for one probe. The first import of torch may have to fetch it from the image."""
+LIMIT_S = 120.0  # Seconds for one probe. The first import of torch may have to fetch it from the image.
 
 
 @dataclass(frozen=True)

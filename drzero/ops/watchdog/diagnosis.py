@@ -23,8 +23,7 @@ HUNG_SERVICE = "hung service"
 UNKNOWN = "unknown"
 ALIKE = "groups score alike"
 GONE = "worker gone"
-FINAL = frozenset({GONE, NO_HOST_MEMORY})
-"""Stalls of a run that has lost a process. It can only stand still."""
+FINAL = frozenset({GONE, NO_HOST_MEMORY})  # Stalls of a run that has lost a process. It can only stand still.
 STARVATION = "rollout starvation"
 
 _LOADER_FILES = (
