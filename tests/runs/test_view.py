@@ -419,7 +419,8 @@ def test_groups_that_scored_alike_are_in_the_headline_while_a_batch_is_waited_fo
     waiting = {"point": "buffer", "have": 1, "want": 8, "since_s": 60.0, "filtered": 24}
     for seen, said in ((waiting, "1 of 8 groups there, 24 scored alike"), (None, "")):
         with (run / "flow.jsonl").open("a") as file:
-            file.write(json.dumps({"time": began + 999, "waiting": seen}) + "\n")
+            whole = {"points": {}, "samples": None, "warmup": False, "symptoms": []}
+            file.write(json.dumps(whole | {"time": began + 999, "waiting": seen}) + "\n")
         files.poll()
         files.state.ended = None
         headline = screen(files.state, [], began + 1000, 200, 40).plain.splitlines()[0]
