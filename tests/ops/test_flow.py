@@ -58,7 +58,9 @@ def test_every_poll_is_one_line_of_the_stream(tmp_path, monitor):
     assert first["points"]["prompts"] == COUNTERS["points"]["prompts"]
     assert first["about"] == {"step": 3, "mode": "sync"}
     assert first["rates"] is None
-    assert second["rates"] == {"produced": 1.0, "accepted": 1.0, "invalid": 0.0, "stale": 0.0}
+    assert second["rates"] == dict.fromkeys(("produced", "accepted"), 1.0) | dict.fromkeys(
+        ("invalid", "stale", "filtered"), 0.0
+    )
     assert second["silent_s"] == 1.0
     assert second["samples"]["lost"] == 0
     assert second["symptoms"] == []
@@ -215,8 +217,9 @@ def test_the_line_has_rates_depths_ages_waits_and_staleness(tmp_path):
     now = read(1010.0)
     assert before is not None and now is not None
     assert line(before, now) == (
-        "step 4: produced 0.5/s accepted 0/s invalid 0/s stale 0.1/s | prompts 5 (12 s), buffer 6/40 (3 s), "
-        "search 0 | next batch 6/8 for 8 s | behind 2, trained 0.5 (limit 7), evicted 3"
+        "step 4: produced 0.5/s accepted 0/s invalid 0/s stale 0.1/s filtered 0/s | "
+        "prompts 5 (12 s), buffer 6/40 (3 s), search 0 | next batch 6/8 for 8 s | "
+        "behind 2, trained 0.5 (limit 7), evicted 3"
     )
 
 

