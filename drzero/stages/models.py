@@ -15,7 +15,7 @@ from drzero.ops.console import say
 from drzero.ops.text import counted, is_loopback
 from drzero.preflight.finding import refusal
 from drzero.preflight.tokenizers import load_chat_tokenizer
-from drzero.recipe.compose import CONFIG_DIR
+from drzero.recipe.compose import CONFIG_DIR, fitting_hardware
 from drzero.recipe.fingerprint import fingerprint_model
 from drzero.stages.result import RESULT
 from verl_ext.clients.chat_endpoint import ChatEndpoint
@@ -71,13 +71,21 @@ def greet(config: DictConfig, model: StageModel) -> None:
 
 
 def preview_overrides(overrides: Sequence[str]) -> list[str]:
-    """With `endpoint=`, `model=NAME` names the endpoint's model unless config/model/ has NAME."""
-    if not any(override.startswith("endpoint=") for override in overrides):
-        return list(overrides)
-    groups = {path.stem for path in (CONFIG_DIR / "model").glob("*.yaml")}
-    named = [o for o in overrides if o.startswith("model=") and o.partition("=")[2] not in groups]
-    others = [override for override in overrides if override not in named]
-    chosen = [] if any(override.startswith("model=") for override in others) else ["model=qwen2.5-3b"]
+    """With `endpoint=`, `model=NAME` names the endpoint's model unless config/model/ has NAME.
+
+    The sample of `source=` is indexed for this preview alone: on a CPU by the small embedder, in seconds.
+    """
+    given = {override.partition("=")[0] for override in overrides}
+    chosen, others, named = list[str](), list(overrides), list[str]()
+    if "endpoint" in given:
+        groups = {path.stem for path in (CONFIG_DIR / "model").glob("*.yaml")}
+        named = [o for o in overrides if o.startswith("model=") and o.partition("=")[2] not in groups]
+        others = [override for override in overrides if override not in named]
+        chosen = [] if any(override.startswith("model=") for override in others) else ["model=qwen2.5-3b"]
+    hardware = [o.partition("=")[2] for o in overrides if o.startswith("hardware=")]
+    on_cpu = (hardware or [fitting_hardware(overrides)])[-1] == "cpu"
+    if "source" in given and "retrieval.embedder" not in given and on_cpu:
+        chosen.append("retrieval.embedder=packaged-minilm")
     return [*chosen, *others, *(f"endpoint_{override}" for override in named)]
 
 

@@ -66,7 +66,6 @@ def arguments_for(folder: Path, url: str) -> list[str]:
     """As a user types it, with places of its own."""
     places = [f"paths.corpus={folder}/corpus", f"paths.checkpoints={folder}/runs", "run.min_free_gb=0.1"]
     sizes = [f"rows={ROWS}", "hop_ratio=[1,1]", "process_env.OMP_NUM_THREADS=1", "hardware=cpu"]
-    sizes += ["retrieval.embedder=packaged-minilm"]
     # Rivers lead nowhere, and are asked about in two hops all the same: something is to be rejected.
     sizes += ["min_document_tokens=0", "fit_hops=false"]
     prices = ["usd_per_million_in=1", "usd_per_million_out=10"]
@@ -175,13 +174,27 @@ def test_console_and_page_show_questions_with_reasons_and_no_key(finished):
 
 
 def test_the_model_need_not_be_one_that_is_known_here():
-    named = ["source=x", "endpoint=http://127.0.0.1:1/v1", "model=gpt-any"]
+    named = ["rows=4", "endpoint=http://127.0.0.1:1/v1", "model=gpt-any"]
     assert preview_overrides(named) == [
-        *("model=qwen2.5-3b", "source=x", "endpoint=http://127.0.0.1:1/v1", "endpoint_model=gpt-any")
+        *("model=qwen2.5-3b", "rows=4", "endpoint=http://127.0.0.1:1/v1", "endpoint_model=gpt-any")
     ]
-    assert preview_overrides(["source=x", "model=gpt-any"]) == ["source=x", "model=gpt-any"]
+    assert preview_overrides(["rows=4", "model=gpt-any"]) == ["rows=4", "model=gpt-any"]
     known = ["endpoint=http://127.0.0.1:1/v1", "model=qwen3-8b", "endpoint_model=other"]
     assert preview_overrides(known) == known
+
+
+@pytest.mark.parametrize(
+    ("arguments", "embedder"),
+    [
+        (["source=x", "hardware=cpu", "endpoint=http://127.0.0.1:1/v1"], "packaged-minilm"),
+        (["source=x", "hardware=cpu", "model=qwen2.5-3b"], "packaged-minilm"),
+        (["source=x", "hardware=cpu", "retrieval.embedder=own"], "own"),
+        (["source=x", "hardware=single_gpu", "model=qwen2.5-3b"], "intfloat/e5-large-v2"),
+        (["hardware=cpu", "model=qwen2.5-3b"], "intfloat/e5-large-v2"),  # the index of prepare-data
+    ],
+)
+def test_a_sample_is_embedded_by_the_small_embedder_on_a_cpu(arguments, embedder):
+    assert compose_stage("preview", preview_overrides(arguments)).retrieval.embedder == embedder
 
 
 def test_a_stage_that_trains_takes_no_endpoint_and_says_which_do():
