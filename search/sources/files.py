@@ -217,9 +217,10 @@ class Encoding(NamedTuple):
 
 def encoding_of(lines: Iterable[bytes], hints: Hints) -> Encoding:
     """Return the encoding of these lines. Raises ValueError for binary data."""
-    valid = invalid = 0
+    total = valid = invalid = 0
     head, sample = bytearray(), bytearray()
     for line in lines:
+        total += 1
         if not head:
             for mark, name in _MARKS:
                 if line.startswith(mark):
@@ -247,7 +248,11 @@ def encoding_of(lines: Iterable[bytes], hints: Hints) -> Encoding:
         if name and _fits(bytes(sample), name):
             hints.tell(f"read as {name}, {why}")
             return Encoding(name, "surrogateescape")
-    return _guess(bytes(sample), hints)
+    if guess := _guess(bytes(sample), hints):
+        return guess
+    if 2 * invalid > total:
+        raise ValueError("no text in any known encoding: a binary file?")
+    return Encoding(UTF8, "surrogateescape")  # a few spoiled lines
 
 
 def _with_zeros(head: bytes, hints: Hints) -> Encoding:
@@ -287,14 +292,14 @@ def _fits(sample: bytes, name: str) -> bool:
     return 2 * sum(any("\udc80" <= sign <= "\udcff" for sign in line) for line in lines) < len(lines)
 
 
-def _guess(sample: bytes, hints: Hints) -> Encoding:
+def _guess(sample: bytes, hints: Hints) -> Encoding | None:
     guesses = chardet.detect_all(sample, encoding_era=_ERAS, compat_names=False)
     best = guesses[0]
     western = next((one for one in guesses if one["encoding"] == _WESTERN), best)
     if western["confidence"] >= _SHARE * best["confidence"]:
         best = western
     if best["encoding"] is None:
-        raise ValueError("no text in any known encoding: a binary file?")
+        return None
     said = f"read as {best['encoding']}, a guess with confidence {best['confidence']:.1f}"
     hints.tell(f"{said}: set encoding=NAME, or convert to UTF-8, if letters look wrong")
     return Encoding(best["encoding"], "surrogateescape")

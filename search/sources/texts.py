@@ -6,6 +6,7 @@ The title is the text's own first heading, else the page's head or front matter,
 """
 
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -128,7 +129,7 @@ def _front_matter(text: str) -> tuple[str, str]:
 
 def from_html(text: str) -> tuple[str, str]:
     """Return a page's title, or "", and its main part as Markdown. Raises ValueError."""
-    from bs4 import BeautifulSoup
+    from bs4 import BeautifulSoup, XMLParsedAsHTMLWarning
     from markdownify import MarkdownConverter
 
     converter = MarkdownConverter(
@@ -140,7 +141,9 @@ def from_html(text: str) -> tuple[str, str]:
         strip=["a", "img", "b", "strong", "em", "i"],
     )
     try:
-        page = BeautifulSoup(text, "html.parser")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", XMLParsedAsHTMLWarning)  # XHTML is read as HTML on purpose
+            page = BeautifulSoup(text, "html.parser")
         title = " ".join(page.title.get_text().split()) if page.title else ""
         for part in page.select(_HEADING_LINKS):
             part.decompose()
