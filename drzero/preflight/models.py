@@ -15,6 +15,7 @@ from drzero.checkpoints.reading import read_json
 from drzero.ops.hub import hub_fault
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
+from drzero.preflight.index_size import source_bytes
 from drzero.preflight.model_shape import model_config, shape_of
 from drzero.preflight.tokenizers import token_drift
 from drzero.recipe.errors import CheckError
@@ -39,6 +40,7 @@ from verl_ext.method.chat import TURN_END, opened_thinking, render_prompt_ids
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # SGLang and Transformers take the first of these that is there.
 _FORMATS = ("model.safetensors", "pytorch_model.bin")
+_QUICKLY_READ = 256 * 2**20  # bytes of a source that is read for a sample
 _AGAIN = "download, upload or export the model again"
 # Organisations whose models need a signed licence and a token.
 _GATED = re.compile(r"(meta-llama|google/gemma|mistralai)", re.IGNORECASE)
@@ -202,7 +204,10 @@ def check_embedder(ctx: CheckContext) -> Iterator[Finding]:
 def _language(ctx: CheckContext, name: str) -> Iterator[Finding]:
     """An embedder that is here must know the language of the source's first documents."""
     folder = local_folder(name)
-    if folder is None or not (folder / "tokenizer.json").is_file() or is_data_set(ctx.config.source):
+    source = ctx.config.source
+    if folder is None or not (folder / "tokenizer.json").is_file() or is_data_set(source):
+        return
+    if source_bytes(source) > _QUICKLY_READ:  # the index build samples it
         return
     try:
         texts = [document.text for _, document in islice(corpus_of(ctx.config).read(Reading()), SAMPLED)]
@@ -210,7 +215,7 @@ def _language(ctx: CheckContext, name: str) -> Iterator[Finding]:
     except (OSError, CorpusError, EmbedderError):  # other checks, or the stage, report them with their place
         return
     if reading.fault:
-        why = f"{name} {reading.fault} of the first {len(texts)} documents of {ctx.config.source}"
+        why = f"{name} {reading.fault} of the first {len(texts)} documents of {source}"
         finding = error if reading.is_hopeless else warning
         yield finding("retrieval.embedder", f"{why}, so searches will not find them", OTHER_EMBEDDER)
 

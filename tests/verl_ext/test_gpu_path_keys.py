@@ -66,7 +66,6 @@ AMOUNTS = (
 ELSEWHERE = {
     "machine.gpu": "the name of the GPU, for preflight alone",
     "retrieval.device": "an embedder in CUDA's memory",
-    "retrieval.embedder": "1.3 GB of the hub",
     "solver.max_batch_size": "SGLang on CUDA takes as many as fit",
 }
 """No test of the suite can drive these."""
