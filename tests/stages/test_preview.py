@@ -82,7 +82,8 @@ def key_in_the_environment():
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory, key_in_the_environment):
     folder, out = tmp_path_factory.mktemp("previewed"), io.StringIO()
-    with scripted_endpoint(drop_every=5) as endpoint, redirect_stdout(out), redirect_stderr(out):
+    # Not in step with five attempts at once: one of them would be dropped again and again.
+    with scripted_endpoint(drop_every=7) as endpoint, redirect_stdout(out), redirect_stderr(out):
         arguments = arguments_for(folder, endpoint.url)
         code = main(["preview", *arguments])
         asked = len(endpoint.requests)
@@ -113,7 +114,7 @@ def test_every_prompt_is_asked_tried_judged_and_counted_with_its_tokens(finished
     for line in finished.lines("questions.jsonl"):
         if line["hop"] == 2 and line["accepted"]:
             assert line["evidence"].startswith("found: ") and line["answer"] in line["evidence"]
-    assert finished.dropped == finished.requests // 5 > 10
+    assert finished.dropped == finished.requests // 7 > 10
     assert f"{finished.dropped} of {finished.requests} requests failed and were repeated" in finished.out
     assert f"{finished.dropped} requests failed: HTTP 503" in finished.out
     assert finished.report["failed"] == 0 and finished.lines("failures.jsonl")[1:] == []
