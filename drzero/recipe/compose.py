@@ -102,6 +102,8 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "copies": lambda gpus, each: max(1, gpus // max(1, each)),
     "cores": lambda: len(os.sched_getaffinity(0)),
     "fast_cpu_dtype": fast_cpu_dtype,
+    # FSDP2 shards the fused form of these alone.
+    "has_fused": lambda optimizer: optimizer in ("Adam", "AdamW"),
     # Precision of rollouts, as hardware/ sets it.
     "rollout_dtype": lambda device: "float32" if device == "cpu" else "bfloat16",
     "prompts_file": prompts_file,
