@@ -150,11 +150,16 @@ class Embedder:
             passage = usual.passage if passage is None else passage
         return Prefixes(query, passage)
 
+    @property
+    def _unloaded_folder(self) -> Path | None:
+        """The model's folder, whose files spare loading the weights. None if they are loaded."""
+        return None if "_model" in self.__dict__ else local_folder(self.name)
+
     def _usual_prefixes(self) -> Prefixes:
         for pattern, prefixes in PREFIX_RULES:
             if re.fullmatch(pattern, model_identity(self.name)):
                 return prefixes
-        folder = local_folder(self.name) if "_model" not in self.__dict__ else None
+        folder = self._unloaded_folder
         written = folder / "config_sentence_transformers.json" if folder else None
         if written and written.is_file():  # spares loading the weights
             own = json.loads(written.read_text(encoding="utf-8")).get("prompts") or {}
@@ -220,7 +225,7 @@ class Embedder:
 
     def _own_tokenizer(self) -> Any:
         """The model's tokenizer, without loading the weights where possible."""
-        folder = local_folder(self.name) if "_model" not in self.__dict__ else None
+        folder = self._unloaded_folder
         if folder is None or not (folder / "tokenizer.json").is_file():
             return self._model.tokenizer
         from transformers import AutoTokenizer

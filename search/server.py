@@ -30,6 +30,7 @@ from setproctitle import setproctitle
 from drzero.ops.connections import Connection
 from drzero.ops.errors import UserError
 from drzero.ops.proxies import check_proxies
+from drzero.ops.text import LOOPBACK
 from search.chroma.location import ChromaPlace, Quota, plain
 from search.chroma.sharded_store import chroma_index
 from search.embedders import Embedder, EmbedderError, EmbedderSpec
@@ -40,7 +41,7 @@ from search.serving.encoders import EncoderPool, PooledEmbedder
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
 from search.stored_index import Index, StoredIndex
-from search.wire import LOOPBACK, TOKEN_VARIABLE, read_token
+from search.wire import TOKEN_VARIABLE, read_token
 
 DRAIN_S = 7.0  # Seconds for open requests after SIGTERM; supervisors usually send SIGKILL after ten
 EXIT_S = 9.0  # Seconds from the signal to exit, even if a thread or a device hangs

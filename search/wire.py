@@ -6,7 +6,6 @@ from drzero.ops.bearer import bearer_of
 
 MAX_TOPK = 100  # Most passages per query
 TOKEN_VARIABLE = "RETRIEVAL_TOKEN"  # The environment variable with the bearer token
-LOOPBACK = ("127.0.0.1", "localhost", "::1")  # Hosts on which a server may listen without a token
 
 
 class Passage(TypedDict):

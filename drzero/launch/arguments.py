@@ -152,7 +152,7 @@ def _build(function: str) -> _Parser:
         parser.add_argument(f"--{flag}", help=meaning)
     for flag, (_, meaning) in _NUMBER_FLAGS.items():
         parser.add_argument(f"--{flag}", type=int, help=meaning)
-    parser.add_argument("--workers", action="store_true", help="with flow-test: in workers of its own")
+    parser.add_argument("--workers", action="store_true", help="with flow-test: in separate workers")
     parser.add_argument("--follow", action="store_true", help="with logs: until the run's end")
     parser.add_argument(
         "--with-trainer", action="store_true", help="with check-services: through the stage's own trainer"

@@ -9,7 +9,7 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_BYTES = 64 << 10  # Of a head, or of what follows a body in chunks
+HEAD_BYTES = 64 << 10  # The longest head, and the longest trailers of a chunked body
 LINGER_S = 2.0  # For a client with too long a head to read its answer
 HEAD_S = 30.0  # From the connection, or a further head's first byte, to the head's end
 WRITE_S = 30.0  # For the client to take the buffer, which the app fills `PIECE` by `PIECE`

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 from drzero.ops.errors import UserError
+from drzero.ops.text import LOOPBACK
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
@@ -22,7 +22,7 @@ def spare_loopback(*hosts: str) -> None:
     for name in ("no_proxy", "NO_PROXY"):
         entries = [entry.strip() for entry in (os.environ.get(name) or known).split(",") if entry.strip()]
         if entries != ["*"]:  # every host, but for some clients only if it stands alone
-            entries += [*_LOOPBACK, *hosts]
+            entries += [*LOOPBACK, *hosts]
         os.environ[name] = ",".join(dict.fromkeys(entries))
 
 

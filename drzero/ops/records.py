@@ -23,7 +23,7 @@ Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
 Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]  # a calendar can show it
 
 EVENTS_FILE = "events.jsonl"  # in `logs/`: what happened to the parts of a run
-HEARTBEATS = "heartbeats.jsonl"  # which phase of which step began when
+HEARTBEATS = "heartbeats.jsonl"  # when each phase of a step began
 SAMPLES_FILE = "samples.jsonl"  # what each part used, every few seconds
 FLOW_FILE = "flow.jsonl"  # snapshots of the samples on their way from rollout to update
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")  # this machine's names
 _DEEPER = 100  # so much deeper, in brackets and calls, another writer may be
 
 

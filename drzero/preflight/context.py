@@ -28,6 +28,7 @@ class Readings:
     """By model. An unusable one has its PreflightFailed, so that no check tries again."""
     indices: dict[Index, CollectionInfo] = field(default_factory=dict)
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
+    source_bytes: dict[str, int] = field(default_factory=dict)
     taskset: Taskset | None = None
     sight: Sight | None = None
 

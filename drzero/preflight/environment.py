@@ -13,11 +13,12 @@ from hydra.utils import get_object
 
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.process.ports import PortTaken, free_port
+from drzero.ops.text import LOOPBACK
 from drzero.ops.watchdog.stacks import why_unreadable
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.memory_ledger import trained, width
-from search.wire import LOOPBACK, TOKEN_VARIABLE
+from search.wire import TOKEN_VARIABLE
 
 
 def check_ports(ctx: CheckContext) -> Iterator[Finding]:

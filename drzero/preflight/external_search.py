@@ -5,13 +5,14 @@ from urllib.parse import urlsplit
 
 from drzero.ops.bearer import bearer_of
 from drzero.ops.services.health import HealthCheck, ask
+from drzero.ops.text import LOOPBACK
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.recipe.compose import retrieval_url
 from drzero.recipe.indices import index_of
 from search.embedders import model_identity
 from search.index_info import ServedIndex, ServiceAway, ask_index
-from search.wire import LOOPBACK, TOKEN_VARIABLE
+from search.wire import TOKEN_VARIABLE
 
 _KEY = "retrieval.url"
 _TIMEOUT_S = 10.0

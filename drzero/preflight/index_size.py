@@ -61,13 +61,16 @@ def check_served_index(ctx: CheckContext) -> Iterator[Finding]:
         yield error(index_of(config).setting, why, fix)
 
 
-def source_bytes(source: str) -> int:
-    """The size of a source's files, without compressed ones."""
-    size = 0
-    with suppress(OSError):  # another check, or the reading itself, reports it
-        for file in islice(files_of(Path(source), lambda path: None), COUNTED):
-            size += file.path.stat().st_size if file.path.suffix.lower() not in COMPRESSED else 0
-    return size
+def source_bytes(ctx: CheckContext) -> int:
+    """The size of the source's files, without compressed ones."""
+    source, known = str(ctx.config.source), ctx.readings.source_bytes
+    if source not in known:
+        known[source] = 0
+        with suppress(OSError):  # another check, or the reading itself, reports it
+            for file in islice(files_of(Path(source), lambda path: None), COUNTED):
+                is_packed = file.path.suffix.lower() in COMPRESSED
+                known[source] += 0 if is_packed else file.path.stat().st_size
+    return known[source]
 
 
 def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
@@ -78,7 +81,7 @@ def check_source_size(ctx: CheckContext) -> Iterator[Finding]:
         return
     if is_data_set(config.source) or ChromaPlace.parse(config.source).folder is None:
         return
-    text_bytes = source_bytes(config.source)
+    text_bytes = source_bytes(ctx)
     chunks = text_bytes // (TOKEN_BYTES * config.indexing.chunk_tokens)
     size = target.size(chunks, LEAST_DIMENSION, text_bytes)
     embeds_only = ctx.stage == "prepare_data" and config.indexing.embed_only

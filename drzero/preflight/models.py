@@ -207,7 +207,7 @@ def _language(ctx: CheckContext, name: str) -> Iterator[Finding]:
     source = ctx.config.source
     if folder is None or not (folder / "tokenizer.json").is_file() or is_data_set(source):
         return
-    if source_bytes(source) > _QUICKLY_READ:  # the index build samples it
+    if source_bytes(ctx) > _QUICKLY_READ:  # the index build samples it
         return
     try:
         texts = [document.text for _, document in islice(corpus_of(ctx.config).read(Reading()), SAMPLED)]

@@ -82,10 +82,10 @@ def preview_overrides(overrides: Sequence[str]) -> list[str]:
         named = [o for o in overrides if o.startswith("model=") and o.partition("=")[2] not in groups]
         others = [override for override in overrides if override not in named]
         chosen = [] if any(override.startswith("model=") for override in others) else ["model=qwen2.5-3b"]
-    hardware = [o.partition("=")[2] for o in overrides if o.startswith("hardware=")]
-    on_cpu = (hardware or [fitting_hardware(overrides)])[-1] == "cpu"
-    if "source" in given and "retrieval.embedder" not in given and on_cpu:
-        chosen.append("retrieval.embedder=packaged-minilm")
+    if "source" in given and "retrieval.embedder" not in given:
+        typed = [o.partition("=")[2] for o in overrides if o.startswith("hardware=")]
+        if (typed or [fitting_hardware(overrides)])[-1] == "cpu":
+            chosen.append("retrieval.embedder=packaged-minilm")
     return [*chosen, *others, *(f"endpoint_{override}" for override in named)]
 
 

@@ -74,7 +74,7 @@ def run_solver(config: DictConfig, view: LiveView = no_view) -> None:
 def prepare(config: DictConfig, stage: str) -> DictConfig:
     """Run preflight, then choose ports, validation file and checkpoint. Returns the resolved config."""
     config = check_and_resolve(config, stage)
-    # veRL requires a validation file. `train` writes both of its own.
+    # veRL requires a validation file. `train` writes it.
     if stage != "train" and not (config.data.val_files and Path(str(config.data.val_files)).exists()):
         config.data.val_files = config.data.train_files
     choose_start(config)

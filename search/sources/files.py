@@ -141,11 +141,15 @@ class Hints:
     tell: Callable[[str], object] = lambda note: None
 
 
-@contextmanager
-def open_text(path: Path, hints: Hints) -> Iterator[IO[str]]:
-    """Open a text file in its encoding. Only `\\n` ends a line. Raises ValueError for binary data."""
+def file_encoding(path: Path, hints: Hints) -> "Encoding":
+    """Return the encoding of a text file, which is read to its end. Raises ValueError for binary data."""
     with open_bytes(path) as stream:
-        encoding = encoding_of((line for line in lines_of(stream) if line is not None), hints)
+        return encoding_of((line for line in lines_of(stream) if line is not None), hints)
+
+
+@contextmanager
+def open_text(path: Path, encoding: "Encoding") -> Iterator[IO[str]]:
+    """Open a text file. Only `\\n` ends a line."""
     with open_bytes(path) as stream, io.TextIOWrapper(stream, *encoding, newline="\n") as text:
         # `utf-8-sig` and `utf-16` remove the byte order mark. Plain `utf-8` keeps it.
         yield text

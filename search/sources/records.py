@@ -4,7 +4,7 @@ import csv
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from drzero.ops.files import open_regular
-from search.sources.files import LONGEST_LINE, TOO_LONG, Hints, lines_of, open_text, read_text
+from search.sources.files import (
+    LONGEST_LINE,
+    TOO_LONG,
+    Encoding,
+    Hints,
+    file_encoding,
+    lines_of,
+    open_text,
+    read_text,
+)
 
 PARQUET_BATCH = 1024
 
@@ -29,7 +38,7 @@ Records = Iterator[tuple[int, Any]]
 
 def read_jsonl(path: Path, hints: Hints) -> Records:
     """Yield a record per line, skipping blank lines."""
-    with open_text(path, hints) as stream:
+    with open_text(path, file_encoding(path, hints)) as stream:
         for number, line in enumerate(lines_of(stream), start=1):
             if line is None:
                 yield number, Bad(TOO_LONG)
@@ -68,8 +77,9 @@ def read_json(path: Path, hints: Hints) -> Records:
 def read_csv(path: Path, hints: Hints) -> Records:
     """Yield the rows after the header, in the dialect that fits most lines."""
     csv.field_size_limit(LONGEST_LINE)  # the whole process's; csv's own 128 KiB is no long document
-    dialect = dialect_of(path, replace(hints, tell=lambda note: None))
-    rows = _rows(_table_lines(path, hints), dialect)
+    encoding = file_encoding(path, hints)
+    dialect = dialect_of(path, encoding)
+    rows = _rows(_table_lines(path, encoding), dialect)
     header = next(rows, None)
     if header is None:
         raise ValueError("empty: no header")
@@ -129,12 +139,12 @@ _DOUBLED_QUOTE = re.compile(r'"(?:[^"]*"")+[^"]*"')
 _JUDGED = 2**20  # Characters that the delimiter is judged by. All lines judge the quotation marks.
 
 
-def dialect_of(path: Path, hints: Hints) -> dict[str, Any]:
+def dialect_of(path: Path, encoding: Encoding) -> dict[str, Any]:
     """Return the arguments for `csv.reader` with which most lines of a file fit its header."""
-    with open_text(path, hints) as stream:
+    with open_text(path, encoding) as stream:
         said = _SEPARATOR.fullmatch(stream.readline(20))
         sample, size = [], 0
-        for line in _table_lines(path, hints):
+        for line in _table_lines(path, encoding):
             sample.append(line)
             if (size := size + len(line)) > _JUDGED:
                 break
@@ -149,7 +159,7 @@ def dialect_of(path: Path, hints: Hints) -> dict[str, Any]:
     best, most = found[0], (False, -1.0)
     for dialect in found:
         if dialect["delimiter"] == delimiter and most[1] < 1:
-            share = _share(_table_lines(path, hints), dialect)
+            share = _share(_table_lines(path, encoding), dialect)
             best, most = (dialect, share) if share > most else (best, most)
     return best
 
@@ -168,9 +178,9 @@ def _share(lines: Iterable[str], dialect: Mapping[str, Any]) -> tuple[bool, floa
     return width > 1, 0.0 if 2 * quoted > count else fitting / max(total, 1)
 
 
-def _table_lines(path: Path, hints: Hints) -> Iterator[str]:
-    """Yield a file's lines, also those of old Macs. The line that names the delimiter is blank."""
-    with open_text(path, hints) as stream:
+def _table_lines(path: Path, encoding: Encoding) -> Iterator[str]:
+    """Yield a file's lines, also with old Macs' line ends, and a blank one for Excel's `sep=;`."""
+    with open_text(path, encoding) as stream:
         for number, line in enumerate(lines_of(stream), start=1):
             if line is None:
                 raise ValueError(f"line {number} {TOO_LONG}")

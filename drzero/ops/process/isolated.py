@@ -29,7 +29,7 @@ _R = TypeVar("_R")
 
 
 def in_child(function: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> _R:
-    """Call `function` in a process of its own and return what it returns, or raise what it raises.
+    """Call `function` in a separate process. Its result is returned, its exception raised.
 
     A process that waits for hours must not hold what its checks imported. RunFailed if the child is killed.
     """

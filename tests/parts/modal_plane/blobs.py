@@ -21,7 +21,7 @@ from modal_proto import api_pb2
 from modal_plane.servicer import Caller
 
 BLOCK = 8 * 2**20
-"""Bytes of a block, of which a volume's files are downloaded."""
+"""Bytes of a block. A volume's files are downloaded block by block."""
 
 
 class Contents:
