@@ -175,20 +175,23 @@ def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
 
     Messages need prompts that explain the task, token ids the tokenizer. Raises TokenUnusable.
     """
-    config = ctx.config
+    config, api = ctx.config, ctx.config.get("api")
     if config.endpoint is None:
+        if api == "chat":
+            yield error("api", "no endpoint is named to chat with", "set endpoint= to its address")
         return
     has_key, variable = bearer_of(config.endpoint_key) is not None, config.endpoint_key
     yield from _address(config.endpoint, variable if has_key else None)
     if not has_key and variable != MODEL_KEY:
         why = f"the environment variable {variable} should hold the endpoint's key, and is not set"
         yield error("endpoint_key", why, "set it, or leave endpoint_key out")
-    if ctx.stage == "evaluate":
+    if api == "completions":
         if config.tokenizer is None:
             why = "an endpoint takes token ids, so its model's tokenizer is needed here too"
-            yield error(
-                "tokenizer", why, "set tokenizer= to the folder or hub id of the model that it serves"
-            )
+            fix = "set tokenizer= to the folder or hub id of the model that it serves, or set api=chat"
+            yield error("tokenizer", why, fix)
+    elif ctx.plays:
+        yield error("api", "an environment is played by token ids", "set tokenizer=, and leave api= out")
     elif config.prompts.form == "short":
         why = "short prompts only name the task, for a model trained on that wording"
         yield warning("prompts.form", why, "choose the prompts of a capable model, such as model=qwen2.5-3b")

@@ -111,6 +111,8 @@ async def served_agent(kind: type[Agent], config: DictConfig, model: StageModel)
     finally:
         await agent.aclose()
         await search.aclose()
+        if model.endpoint:
+            await model.endpoint.aclose()
 
 
 def with_services(

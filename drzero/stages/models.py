@@ -1,6 +1,7 @@
 """The model a stage talks to: its own, or one behind `endpoint=`. Only requests carry the endpoint's key."""
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,13 @@ class StageModel:
     endpoint: ChatEndpoint | None = None  # replaces `url` and `tokenizer`
 
 
+def stage_model(config: DictConfig, name: str) -> StageModel:
+    """The stage's own model, served as `name`, or the one behind `endpoint=`. Raises PreflightFailed."""
+    if config.endpoint is None:
+        return own_model(config, name)
+    return completions_model(config) if config.get("api") == "completions" else chat_model(config)
+
+
 def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> StageModel:
     """The model the stage serves. Raises PreflightFailed about `key` unless it speaks ChatML with tools."""
     path = str(config.solver.model_path)
@@ -48,6 +56,18 @@ def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> 
 def completions_url(config: DictConfig) -> str:
     """The stage's own model server."""
     return f"http://{config.solver.host}:{config.solver.port}/v1/completions"
+
+
+def completions_model(config: DictConfig) -> StageModel:
+    """The model behind `endpoint=` as a server of token ids. Raises PreflightFailed.
+
+    Its identity is address and name: neither alone tells it apart.
+    """
+    tokenizer = load_chat_tokenizer(config.tokenizer, "tokenizer")
+    key, base = key_variable(config), base_of(config.endpoint)
+    name = served_name(base, config.endpoint_model, key)
+    shown = f"{name} at {base}"
+    return StageModel(name, f"served as {shown}", shown, f"{base}/completions", tokenizer, key)
 
 
 def chat_model(config: DictConfig) -> StageModel:
@@ -99,7 +119,7 @@ def key_variable(config: DictConfig) -> str:
 
 def base_of(address: str) -> str:
     """The address without the path of a request. A bare host gets the usual /v1."""
-    base = address.rstrip("/").removesuffix("/chat/completions")
+    base = address.rstrip("/").removesuffix("/chat/completions").removesuffix("/completions")
     return base if urlsplit(base).path.strip("/") else f"{base}/v1"
 
 
@@ -136,12 +156,28 @@ def served_name(base: str, wanted: str | None, key: str | None = None) -> str:
     return names[0]
 
 
-def usd(config: DictConfig, tokens_in: int, tokens_out: int) -> float | None:
-    """The cost of these tokens. None unless both prices are set."""
+def costs(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The summed tokens and seconds of these conversations."""
+    return {
+        "tokens_in": sum(record["tokens_in"] for record in records),
+        "tokens_out": sum(record["tokens_out"] for record in records),
+        # fsum gives the same sum in any order.
+        "conversation_s": round(math.fsum(record["latency_s"] for record in records), 1),
+    }
+
+
+def usd(config: DictConfig, cost: Mapping[str, Any]) -> float | None:
+    """The price of the tokens of `costs`. None unless both prices are set."""
     prices = config.usd_per_million_in, config.usd_per_million_out
     if None in prices:
         return None
-    return float(tokens_in * prices[0] + tokens_out * prices[1]) / 1e6
+    return float(cost["tokens_in"] * prices[0] + cost["tokens_out"] * prices[1]) / 1e6
+
+
+def cost_line(cost: Mapping[str, Any], usd: float | None) -> str:
+    """The tokens of `costs`, with their price if it is known."""
+    price = "" if usd is None else f", ${usd:.2f}"
+    return f"{cost['tokens_in']:,} tokens read, {cost['tokens_out']:,} written{price}"
 
 
 def requests_report(endpoint: ChatEndpoint) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from drzero.stages.conversations import (
     served_agent,
     with_services,
 )
-from drzero.stages.models import StageModel, chat_model, greet, own_model, requests_report
+from drzero.stages.models import StageModel, greet, requests_report, stage_model
 from drzero.stages.prepare_data import prepare_data
 from drzero.stages.preview_report import preview_report, print_preview, question_rows
 from drzero.stages.preview_sample import sample_corpus
@@ -72,7 +72,7 @@ def run_preview(config: DictConfig) -> None:
     benchmark_questions = gate_questions(config)
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
-        model = chat_model(config) if config.endpoint else own_model(config, _SERVICE)
+        model = stage_model(config, _SERVICE)
         greet(config, model)
         prompts, corpus = _prepare(config)
         rows: list[PromptRow] = read_parquet(prompts).to_pylist()
@@ -174,13 +174,9 @@ async def play_questions(
             about = rows[sample.prompt_index]["extra_info"]
             journal.append(sample_record(sample, judged) | _dumped(about, judged.reward))
 
-        try:
-            failed = await play_all(
-                missing, play, keep, services, concurrency=config.solver.concurrency, description="preview"
-            )
-        finally:
-            if model.endpoint:
-                await model.endpoint.aclose()
+        failed = await play_all(
+            missing, play, keep, services, concurrency=config.solver.concurrency, description="preview"
+        )
     check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
     return failed
 

@@ -12,8 +12,7 @@ from data.pairs import trajectory_of
 from data.selection import Selection, prompts_by_index
 from drzero.recipe.tables import console, new_table
 from drzero.stages.examples import print_examples, verdict
-from drzero.stages.models import request_lines, usd
-from drzero.stages.synthesize import costs
+from drzero.stages.models import cost_line, costs, request_lines, usd
 
 _MANY = 1 / 3  # a fault in more than this share of questions is reported as the corpus's
 _LACKS = {
@@ -55,7 +54,7 @@ def preview_report(
         "examples": examples.to_dict(),
         "failed": len(rows) - len(records),
         "cut_short": len(failures),
-        "cost": spent | {"usd": usd(config, spent["tokens_in"], spent["tokens_out"])},
+        "cost": spent | {"usd": usd(config, spent)},
         "turns_cut_off": sum(turn["truncated"] for one in trajectories for turn in one["turns"]),
     }
 
@@ -149,9 +148,7 @@ def print_preview(report: Mapping[str, Any], name: str) -> None:
 
 def cost_lines(report: Mapping[str, Any]) -> Iterator[str]:
     """Tokens, price, and what went wrong."""
-    cost = report["cost"]
-    price = "" if cost["usd"] is None else f", ${cost['usd']:.2f}"
-    yield f"{cost['tokens_in']:,} tokens read, {cost['tokens_out']:,} written{price}"
+    yield cost_line(report["cost"], report["cost"]["usd"])
     if report["cut_short"]:
         yield f"a service cut {report['cut_short']} questions short; they were asked again, tokens included"
     if report["failed"]:

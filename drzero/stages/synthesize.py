@@ -12,7 +12,6 @@ same bytes. A conversation that services failed twice is counted and left to the
 
 import hashlib
 import json
-import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,7 +45,17 @@ from drzero.stages.conversations import (
     with_services,
 )
 from drzero.stages.examples import print_examples
-from drzero.stages.models import StageModel, chat_model, greet, own_model, request_lines, requests_report, usd
+from drzero.stages.models import (
+    StageModel,
+    chat_model,
+    cost_line,
+    costs,
+    greet,
+    own_model,
+    request_lines,
+    requests_report,
+    usd,
+)
 from drzero.stages.open_book import OpenBook, check_open_book
 from drzero.stages.result import REPORT, RESULT, SAMPLES, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
@@ -202,8 +211,6 @@ async def play_samples(
             concurrency=config.solver.concurrency,
             description="synthesize",
         )
-        if model.endpoint:
-            await model.endpoint.aclose()
     check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
     return failed
 
@@ -278,7 +285,7 @@ def _finish(
         tokens += spent["tokens_in"] + spent["tokens_out"]
     if endpoint:
         report["endpoint"] = requests_report(endpoint)
-        report["endpoint"]["usd"] = usd(config, report["tokens_in"], report["tokens_out"])
+        report["endpoint"]["usd"] = usd(config, report)
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     print_report(report, config.run.name)
     print_examples(Examples.from_dict(report["examples"]), config.run.name)
@@ -312,16 +319,6 @@ def synthesis_report(
     }
 
 
-def costs(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The summed tokens and seconds of these conversations."""
-    return {
-        "tokens_in": sum(record["tokens_in"] for record in records),
-        "tokens_out": sum(record["tokens_out"] for record in records),
-        # fsum gives the same sum in any order.
-        "conversation_s": round(math.fsum(record["latency_s"] for record in records), 1),
-    }
-
-
 def print_report(report: Mapping[str, Any], name: str) -> None:
     """Print accepted and rejected prompts per hop, and how many pairs each gate refused."""
     hops = new_table(f"{name}: prompts", "hops", ">prompts", ">accepted", ">rejected")
@@ -339,8 +336,7 @@ def print_report(report: Mapping[str, Any], name: str) -> None:
             f"({report['prompts_without_sample']} prompts have none): rerun to draw them"
         )
     if asked := report.get("endpoint"):
-        price = "" if asked["usd"] is None else f", ${asked['usd']:.2f}"
-        print(f"the endpoint read {report['tokens_in']:,} tokens and wrote {report['tokens_out']:,}{price}")
+        print(cost_line(report, asked["usd"]))
         for line in request_lines(asked):
             console().print(line, soft_wrap=True)
     print(f"{report['accepted']} of {report['prompts']} prompts gave a pair")

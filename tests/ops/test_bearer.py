@@ -12,8 +12,7 @@ from drzero.cli import main
 from drzero.ops.bearer import MODEL_KEY, TokenUnusable, bearer_headers, bearer_of
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.conversations import served_agent
-from drzero.stages.evaluate.run import model_of
-from drzero.stages.models import StageModel, chat_model, completions_url
+from drzero.stages.models import StageModel, completions_url, stage_model
 from drzero.stages.services import solver_spec
 from verl_ext.clients.search_agent import SearchAgent
 from verl_ext.clients.served_model import ServedModel, ServerUnavailable, SolverServerError
@@ -60,11 +59,11 @@ def test_an_endpoint_gets_the_key_that_is_named_for_it_and_is_told_to(
     config = compose_stage(
         "evaluate", ["hardware=cpu", f"endpoint={ids.url}/v1", f"tokenizer={tiny_model}", *chosen]
     )
-    served = model_of(config)
+    served = stage_model(config, "solver")
     ask(ServedModel(served.url, served.name, served.tokenizer, key_variable=served.key_variable))
     messages = start_peer("/v1/chat/completions", lambda _: REPLIES, MODELS)
-    config.endpoint = f"{messages.url}/v1"
-    endpoint = chat_model(config).endpoint
+    config.endpoint, config.api = f"{messages.url}/v1", "chat"
+    endpoint = stage_model(config, "solver").endpoint
     assert endpoint is not None
     asyncio.run(endpoint.ask({"messages": []}))
     assert len(ids.requests) == len(messages.requests) == 1

@@ -42,7 +42,8 @@ from drzero.stages.evaluate import run
 from drzero.stages.evaluate.benchmark_scores import PAPER_BENCHMARKS, evaluation_table, score_all
 from drzero.stages.evaluate.benchmarks import answer_record
 from drzero.stages.evaluate.intervals import averaged, wilson
-from drzero.stages.evaluate.run import model_of, run_evaluate
+from drzero.stages.evaluate.run import run_evaluate
+from drzero.stages.models import stage_model
 from drzero.stages.result import read_result
 from search.embedders import EmbedderSpec
 from search.indexing.shards import build_index
@@ -397,10 +398,10 @@ def test_one_of_several_models_of_an_endpoint_must_be_chosen(start_peer, compose
     peer = start_peer("/v1/completions", lambda body: 500, models)
     choices = [f"endpoint={peer.url}", f"tokenizer={prepared.model}"]
     with pytest.raises(CheckError, match="has the models base, adapter: choose one with endpoint_model="):
-        model_of(resolve(compose(None, *choices)))
+        stage_model(resolve(compose(None, *choices)), "solver")
     with pytest.raises(CheckError, match="base, adapter, not other"):
-        model_of(resolve(compose(None, *choices, "endpoint_model=other")))
-    assert model_of(resolve(compose(None, *choices, "endpoint_model=adapter"))).name == "adapter"
+        stage_model(resolve(compose(None, *choices, "endpoint_model=other")), "solver")
+    assert stage_model(resolve(compose(None, *choices, "endpoint_model=adapter")), "solver").name == "adapter"
 
 
 def test_a_model_that_is_not_there_is_refused_by_its_key(compose):

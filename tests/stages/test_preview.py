@@ -210,6 +210,7 @@ def test_a_stage_that_trains_takes_no_endpoint_and_says_which_do():
         ("http://127.0.0.1:1", "http://127.0.0.1:1/v1"),
         ("https://api.example.com/v1/", "https://api.example.com/v1"),
         ("https://api.example.com/v1/chat/completions", "https://api.example.com/v1"),
+        ("https://api.example.com/v1/completions", "https://api.example.com/v1"),
         ("https://example.com/v1beta/openai", "https://example.com/v1beta/openai"),
     ],
 )
@@ -219,7 +220,7 @@ def test_an_address_may_be_written_in_any_usual_form(address, base):
 
 def test_without_both_prices_there_is_no_cost():
     config = OmegaConf.create({"usd_per_million_in": 1, "usd_per_million_out": None})
-    assert usd(config, 10, 10) is None
+    assert usd(config, {"tokens_in": 10, "tokens_out": 10}) is None
 
 
 @pytest.fixture

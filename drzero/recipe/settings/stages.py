@@ -184,14 +184,14 @@ class PrepareData:
 _WITH_ENDPOINT = ("synthesize", "evaluate", "preview")
 _ENDPOINT_MODEL = "Model name at the endpoint; null takes its only one."
 _ENDPOINT = (
-    "OpenAI-compatible server to use instead of starting one, such as http://127.0.0.1:8001/v1. evaluate "
-    "also needs tokenizer=. For a server at a new address, set another run.name."
+    "OpenAI-compatible server to use instead of starting one, such as http://127.0.0.1:8001/v1. For a server "
+    "at a new address, set another run.name."
 )
 
 
 @dataclass
 class Endpoint:
-    """A server to use instead of starting one."""
+    """A server to use instead of starting one, over chat completions, with its prices."""
 
     endpoint: str | None = key(None, _ENDPOINT, results=_WITH_ENDPOINT)
     endpoint_model: str | None = key(None, _ENDPOINT_MODEL, results=_WITH_ENDPOINT)
@@ -200,14 +200,23 @@ class Endpoint:
         "Environment variable with the endpoint's key.",
         pattern=(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable"),
     )
+    usd_per_million_in: int | float | None = key(None, "Price of a million tokens read, in dollars.", low=0)
+    usd_per_million_out: int | float | None = key(None, "Price of a million tokens written.", low=0)
 
 
 @dataclass
-class ChatEndpoint(Endpoint):
-    """An endpoint used over chat completions, with its prices."""
+class EitherEndpoint(Endpoint):
+    """An endpoint used over completions of token ids, or over chat completions."""
 
-    usd_per_million_in: int | float | None = key(None, "Price of a million tokens read, in dollars.", low=0)
-    usd_per_million_out: int | float | None = key(None, "Price of a million tokens written.", low=0)
+    api: str = key(
+        "completions",
+        "How to talk to the endpoint: completions sends token ids and needs tokenizer=, chat sends messages "
+        "and the search tool.",
+        choices=("completions", "chat"),
+    )
+    tokenizer: str | None = key(
+        None, "Tokenizer of the endpoint's model (api=completions).", results=("evaluate",)
+    )
 
 
 @dataclass
@@ -283,7 +292,7 @@ class Gates:
 
 
 @dataclass
-class Synthesize(ChatEndpoint):
+class Synthesize(Endpoint):
     """The synthesize stage."""
 
     challenger: str = key("${paths.checkpoints}/challenger_iter${iteration}_hf", "Its export or run folder.")
@@ -301,7 +310,7 @@ class Synthesize(ChatEndpoint):
 
 
 @dataclass
-class Preview(PrepareData, ChatEndpoint):
+class Preview(PrepareData, Endpoint):
     """The preview: prepare-data on a sample of a corpus, then questions and attempts without training."""
 
     documents: int = key(300, "Documents to index, with their linked ones first.", low=1)
@@ -320,7 +329,7 @@ class Merge:
 
 
 @dataclass
-class Evaluate(Endpoint):
+class Evaluate(EitherEndpoint):
     """The evaluate stage."""
 
     benchmarks: list[str] = key(
@@ -337,7 +346,6 @@ class Evaluate(Endpoint):
     questions_per_benchmark: int | None = key(
         None, "Questions per benchmark, chosen by data.seed; null asks all.", low=1, results=("evaluate",)
     )
-    tokenizer: str | None = key(None, "Tokenizer of the endpoint's model.", results=("evaluate",))
     num_examples: int | None = key(50, "Held-out rows of an environment (env=NAME); null plays all.", low=1)
     environment: Environment = group(Environment)
 

@@ -30,7 +30,7 @@ def benchmark_evaluation(
         "model": model.identity,
         "benchmarks": [fingerprint(benchmark_file(source)) for source in config.benchmarks],
         "collection": fingerprint_index(config),
-    }
+    } | ({"api": config.api} if config.endpoint else {})
 
     @asynccontextmanager
     async def agent() -> AsyncIterator[Callable[[BenchmarkQuestion], Awaitable[SolverAttempt]]]:

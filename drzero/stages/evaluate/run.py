@@ -2,6 +2,7 @@
 
     drzero evaluate iteration=1                                   # a solver of the loop; 0 is the base model
     drzero evaluate endpoint=http://127.0.0.1:8001/v1 tokenizer=outputs/corpus/models/demo-policy run.name=x
+    drzero evaluate endpoint=https://api.example.com/v1 api=chat endpoint_model=a-model run.name=hosted
     drzero evaluate env=wordle model=qwen2.5-3b num_examples=50   # a model in an environment
 
 Each answer is appended to `answers.jsonl` at once, so a rerun asks or plays only the missing ones. If
@@ -20,14 +21,22 @@ from data.journal import Journal
 from drzero.ops.files import atomic_write, remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
-from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.tables import console
 from drzero.stages.conversations import Failed, check_failed_share, play_all, with_services
 from drzero.stages.evaluate import ANSWERS
 from drzero.stages.evaluate.benchmarks import benchmark_evaluation
 from drzero.stages.evaluate.environment import environment_evaluation
 from drzero.stages.evaluate.evaluation import Evaluation
-from drzero.stages.models import StageModel, key_variable, own_model, served_name
+from drzero.stages.models import (
+    StageModel,
+    cost_line,
+    costs,
+    greet,
+    request_lines,
+    requests_report,
+    stage_model,
+    usd,
+)
 from drzero.stages.result import REPORT, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from verl_ext.artefacts import announce
@@ -39,32 +48,21 @@ def run_evaluate(config: DictConfig) -> None:
     Raises PreflightFailed, AlreadyRunning, OutOfTime, ServiceDied or ConversationsFailed.
     """
     config = check_and_resolve(config, "evaluate")
-    model = model_of(config)
-    evaluation: Evaluation[Any, Any] = (
-        environment_evaluation(config, model)
-        if config.environment.name
-        else benchmark_evaluation(config, model)
-    )
+    model = stage_model(config, "solver")
     folder = Path(config.run.dir)
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
+        greet(config, model)
+        evaluation: Evaluation[Any, Any] = (
+            environment_evaluation(config, model)
+            if config.environment.name
+            else benchmark_evaluation(config, model)
+        )
         with Journal(folder / ANSWERS, evaluation.conditions) as journal:
             failed = _run_missing(config, evaluation, model, journal)
             wanted = {evaluation.key(job) for job in evaluation.jobs}
             records = [record for record in journal.records if record["key"] in wanted]
-        _report(config, evaluation, model.shown, records, failed)
-
-
-def model_of(config: DictConfig) -> StageModel:
-    """Raises PreflightFailed. An endpoint's identity is address and name: neither alone tells it apart."""
-    if config.endpoint is None:
-        return own_model(config, "solver")
-    tokenizer = load_chat_tokenizer(config.tokenizer, "tokenizer")
-    base = config.endpoint.rstrip("/").removesuffix("/completions").removesuffix("/v1") + "/v1"
-    key = key_variable(config)
-    name = served_name(base, config.endpoint_model, key)
-    shown = f"{name} at {base}"
-    return StageModel(name, f"served as {shown}", shown, f"{base}/completions", tokenizer, key)
+        _report(config, evaluation, model, records, failed)
 
 
 def _run_missing(
@@ -99,18 +97,25 @@ def _run_missing(
 def _report(
     config: DictConfig,
     evaluation: Evaluation[Any, Any],
-    shown: str,
+    model: StageModel,
     records: Sequence[dict[str, Any]],
     failed: Sequence[Failed[Any]],
 ) -> None:
     folder, reasons = Path(config.run.dir), Counter(failure.reason for failure in failed)
-    scores = evaluation.scores(records, [failure.job for failure in failed], f"{config.run.name}: {shown}")
+    title = f"{config.run.name}: {model.shown}"
+    scores, cost = evaluation.scores(records, [failure.job for failure in failed], title), costs(records)
+    report = {"model": model.shown, "conditions": evaluation.conditions, **scores.report, "failures": reasons}
+    report["cost"] = cost | {"usd": usd(config, cost)}
+    lines = [*scores.lines, cost_line(cost, report["cost"]["usd"])]
+    if model.endpoint:
+        report["endpoint"] = requests_report(model.endpoint)
+        lines += request_lines(report["endpoint"])
     console().print(scores.table)
-    for line in [*scores.lines, *(f"failed {n} times: {why}" for why, n in reasons.most_common(3))]:
+    for line in [*lines, *(f"failed {n} times: {why}" for why, n in reasons.most_common(3))]:
         console().print(line, soft_wrap=True)
-    report = {"model": shown, "conditions": evaluation.conditions, **scores.report, "failures": reasons}
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     announce(folder / REPORT)
-    tokens = sum(record["tokens_in"] + record["tokens_out"] for record in records)
     outputs = {"answers": folder / ANSWERS, "report": folder / REPORT}
-    write_result(config, outputs, tokens, scores.figures | {"failed": len(failed)})
+    write_result(
+        config, outputs, cost["tokens_in"] + cost["tokens_out"], scores.figures | {"failed": len(failed)}
+    )
