@@ -6,7 +6,7 @@ from dataclasses import replace
 from omegaconf import OmegaConf
 
 from drzero.ops.resources.others import largest_others
-from drzero.preflight.batch import longest_row, micro_batch_key
+from drzero.preflight.batch import MICRO_BATCH, longest_row, micro_batch_key
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.memory_ledger import (
@@ -130,13 +130,33 @@ def _short_of_memory(ctx: CheckContext, most: float, least: float, needed: str) 
     if most <= room:
         return
     why = f"the machine has {whole:.1f} GiB of memory"
+    fix = "take a larger machine"
     if free is not None:
         why += f", of which {free:.1f} are free"
+        others, wanted = largest_others(), most + reserve
+        fix = f"close other programs{f' ({others})' if others else ''}"
+        fix += f" until {wanted:.1f} GiB are free" if wanted < whole else ""
     why += f", and Ray kills workers once less than {reserve:.1f} are" if reserve else ""
-    others = largest_others() if free is not None else ""
-    fix = f"close other programs{f' ({others})' if others else ''}, or lower {_smaller(ctx)} and "
     make = error if least > room else warning
-    yield make("memory", f"{why}; {needed}", f"{fix}solver.max_batch_size", value=f"{room:.1f} GiB")
+    yield make("memory", f"{why}; {needed}", fix + _fewer_at_once(ctx, room), value=f"{room:.1f} GiB")
+
+
+def _fewer_at_once(ctx: CheckContext, room: float) -> str:
+    """Settings of a CPU's run with which it fits `room` GiB, or nothing."""
+    config = ctx.config.copy()
+    keys = [f"{_ROLLOUT}.max_num_seqs"] if ctx.trains else []
+    keys += [MICRO_BATCH] if ctx.trains and micro_batch_key(config) == MICRO_BATCH else []
+    keys += ["solver.max_batch_size"] if ctx.serves_model else []
+    before = {key: OmegaConf.select(config, key) for key in keys} if ctx.machine.gpu is None else {}
+    for halvings in range(1, max(before.values(), default=1).bit_length()):
+        after = {key: max(value >> halvings, 1) for key, value in before.items()}
+        for key, value in after.items():
+            OmegaConf.update(config, key, value)
+        ledger = stage_ledger(replace(ctx, config=config))
+        if ledger and ledger.total(ledger.worst) <= room:
+            lower = (f"{key}={value}" for key, value in after.items() if value < before[key])
+            return f", or set {' '.join(lower)}"
+    return ""
 
 
 def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:

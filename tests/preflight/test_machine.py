@@ -55,7 +55,7 @@ def test_a_machine_that_is_rented_elsewhere_has_what_it_declares(monkeypatch):
     [
         (8, "error", "of which 8.0 are free, and Ray kills workers once less than 1.2 are"),
         (11, "warning", "at full length the run takes 14.8 GiB of 24.0"),
-        (15, "warning", "of which 15.0 are free"),
+        (13, "warning", "chrome 9.0 GiB (pid 8)) until 16.0 GiB are free"),
         (16.5, None, ""),
         (24, None, ""),
     ],
@@ -69,6 +69,32 @@ def test_the_memory_that_others_leave_is_what_a_start_has(monkeypatch, free_gib,
     assert [str(one.severity) for one in found] == ([severity] if severity else [])
     text = "".join(map(str, found))
     assert said in text and ("close other programs (chrome 9.0 GiB (pid 8))" in text) == bool(severity)
+    assert "or set" not in text  # nothing that a user could lower is enough
+
+
+@pytest.mark.parametrize(
+    ("whole_gib", "free_gib", "batch", "said"),
+    [
+        (24, 15, 1, "16.0 GiB are free, or set {seqs}=8 solver.max_batch_size=20"),
+        (24, 14.4, 1, "16.0 GiB are free, or set {seqs}=4 solver.max_batch_size=10"),
+        (24, 17, 2, "GiB are free, or set {seqs}=8 {batch}=1 solver.max_batch_size=20"),
+        (15.5, 15, 1, "close other programs, or set {seqs}=8 solver.max_batch_size=20"),
+    ],
+)
+def test_fewer_sequences_are_advised_if_they_fit(monkeypatch, whole_gib, free_gib, batch, said):
+    monkeypatch.setattr(machine, "memory_limit", lambda: int(whole_gib * 2**30))
+    monkeypatch.setattr(machine, "memory_free", lambda: int(free_gib * 2**30))
+    monkeypatch.setattr(memory, "largest_others", lambda: "")
+    actor = "actor_rollout_ref"
+    keys = {"seqs": f"{actor}.rollout.max_num_seqs", "batch": f"{actor}.actor.ppo_micro_batch_size_per_gpu"}
+
+    def short_of(overrides):
+        found = preflight(compose_stage("challenger", demo_overrides(overrides)), "challenger", starting=True)
+        return "".join(str(one) for one in found.findings if one.key == "memory")
+
+    text = short_of(size := [f"{keys['batch']}={batch}"])
+    assert said.format(**keys) in text
+    assert short_of([*size, *text.partition("or set ")[2].split()]) == ""
 
 
 def test_the_largest_other_programs_are_named_without_the_runs_own():
