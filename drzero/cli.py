@@ -160,7 +160,10 @@ TRIALS = {
         "commands.serve_model:run_serve_model", "a model for OpenAI's client", config="serve_model"
     ),
 }
-COMMANDS = {**STAGES, **READERS, **TRIALS}
+USES = {
+    "ask": _reader("agent.ask:run_ask", "put a question to it", stage="ask"),
+}
+COMMANDS = {**STAGES, **READERS, **TRIALS, **USES}
 _HELP = """\
 drzero COMMAND [KEY=VALUE | +KEY=VALUE | GROUP=OPTION]…     drzero COMMAND --help  explains one
 
@@ -206,7 +209,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _overview() -> str:
     """In two columns, on one screen of 24 lines and 100 columns."""
-    groups = {"A run's stages": STAGES, "What reads a run": READERS, "What you try before one": TRIALS}
+    groups = {"A run's stages": STAGES, "What reads a run": READERS, "What you try before one": TRIALS, "The trained agent": USES}
     lines = []
     for title, commands in groups.items():
         cells = [f"  {name:<17}{command.about:<30}" for name, command in commands.items()]

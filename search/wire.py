@@ -9,11 +9,12 @@ TOKEN_VARIABLE = "RETRIEVAL_TOKEN"  # The environment variable with the bearer t
 
 
 class Passage(TypedDict):
-    """A passage of the corpus. `contents` is title, newline, text."""
+    """A passage of the corpus. `contents` is title, newline, text. `id` is its id in the index."""
 
     title: str
     text: str
     contents: str
+    id: str
 
 
 class ScoredPassage(TypedDict):
@@ -34,6 +35,6 @@ def token_advice() -> str:
     return f"set {TOKEN_VARIABLE} to {known}"
 
 
-def make_passage(title: str, text: str) -> Passage:
+def make_passage(key: str, title: str, text: str) -> Passage:
     """Return the passage of a document."""
-    return {"title": title, "text": text, "contents": f"{title}\n{text}"}
+    return {"title": title, "text": text, "contents": f"{title}\n{text}", "id": key}

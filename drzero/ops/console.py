@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from io import TextIOWrapper
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from drzero.ops.notices import Level, Notice, plain
 
@@ -73,6 +73,20 @@ def leave_stdout() -> None:
     """Discard further output, because the reader has closed its end (`| head`)."""
     with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
+
+
+@contextmanager
+def stdout_apart() -> Iterator[TextIO]:
+    """Give stdout to the caller alone. All else that prints, libraries and children too, goes to stderr."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace") as own:
+        os.dup2(2, 1)
+        try:
+            yield own
+        finally:
+            sys.stdout.flush()
+            own.flush()
+            os.dup2(own.fileno(), 1)
 
 
 def takes_more(wait_s: float) -> bool:

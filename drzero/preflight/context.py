@@ -64,7 +64,7 @@ class CheckContext:
     @property
     def serves_model(self) -> bool:
         """Whether a model is served outside veRL."""
-        if self.stage in ("evaluate", "synthesize", "preview", "compare_rollouts"):
+        if self.stage in ("evaluate", "synthesize", "preview", "ask", "compare_rollouts"):
             return self.config.endpoint is None
         return self.stage in ("challenger", "serve_model")
 
@@ -151,7 +151,9 @@ class CheckContext:
             "preview": served if self.serves_model else {},
             "serve_model": served,
             "compare_rollouts": {"base_model": config.base_model, **(served if self.serves_model else {})},
-            "evaluate": served if self.serves_model else {"tokenizer": config.get("tokenizer")},
+            **dict.fromkeys(
+                ("evaluate", "ask"), served if self.serves_model else {"tokenizer": config.get("tokenizer")}
+            ),
         }.get(self.stage, {})
         return {key: str(model) for key, model in models.items() if model}
 

@@ -54,6 +54,7 @@ STAGES = (
     "train",
     "serve_search",
     "serve_model",
+    "ask",
     "compare_rollouts",
 )
 STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "flow-test", "evolve")
@@ -208,6 +209,7 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     "preview": [*_CORPUS, *_SERVED, *_MODELS, _EMBEDDER, _ENDPOINT, _SEARCH_PORTS, *_RUN],
     "serve_search": [_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE],
     "serve_model": _SERVE_MODEL,
+    "ask": [*_SERVED, *_MODELS, _ENDPOINT, *_SEARCH, _RUN_FOLDER, *_MACHINE],
     "compare_rollouts": _SERVE_MODEL,
     "flow_test": [*_QUEUES, _RUN_FOLDER, *_MACHINE],
 }

@@ -390,11 +390,11 @@ def _title(metadata: Mapping[str, Any] | None) -> str:
 
 
 def _passages(found: Any, wanted: int, loss: float) -> list[list[ScoredPassage]]:
-    rows = zip(found["documents"], found["metadatas"], found["distances"], strict=True)
+    rows = zip(*(found[name] for name in ("ids", "documents", "metadatas", "distances")), strict=True)
     answers: list[list[ScoredPassage]] = [
         [
-            {"document": make_passage(_title(metadata), text), "score": 1.0 - loss * distance}
-            for text, metadata, distance in zip(*row, strict=True)
+            {"document": make_passage(key, _title(metadata), text), "score": 1.0 - loss * distance}
+            for key, text, metadata, distance in zip(*row, strict=True)
         ]
         for row in rows
     ]

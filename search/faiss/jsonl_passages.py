@@ -36,7 +36,7 @@ class StoredPassage(NamedTuple):
 
     def to_wire(self) -> Passage:
         """Return a service's answer, with `contents` unchanged for clients that read it."""
-        passage = make_passage(self.title, self.text)
+        passage = make_passage(self.id, self.title, self.text)
         return passage if self.contents is None else {**passage, "contents": self.contents}
 
 

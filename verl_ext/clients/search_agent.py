@@ -8,7 +8,7 @@ Use one agent per event loop. An unfinished conversation must not be scored.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol
 
@@ -35,6 +35,10 @@ class Retriever(Protocol):
     async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Any]]:
         """The passages for each query, best first."""
         ...
+
+
+Heard = Callable[[Sequence[str], list[list[Any]] | None], None]
+"""Called with a call's queries before their search (None), and after it with the passages of each."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ class SearchAgent(ServedModel):
     endpoint: ChatEndpoint | None = None
     """A chat endpoint to use in place of `completions_url` and `tokenizer`. The owner closes it."""
 
-    async def converse(self, messages: Sequence[Message], seed: int | None = None) -> Conversation:
+    async def converse(
+        self, messages: Sequence[Message], seed: int | None = None, heard: Heard | None = None
+    ) -> Conversation:
         """Run one conversation, repeatable by its seed. Raises SolverServerError for a refused request."""
         turns: list[Turn] = []
         replies: list[Reply] = []
@@ -72,7 +78,7 @@ class SearchAgent(ServedModel):
             started = time.monotonic()
             try:
                 async with asyncio.timeout(self.deadline_s):
-                    failure = await self._play(messages, seed, turns, replies)
+                    failure = await self._play(messages, seed, heard, turns, replies)
             except TimeoutError:
                 failure = f"the conversation did not end within {self.deadline_s:g} s"
             except ServerUnavailable as error:
@@ -93,7 +99,12 @@ class SearchAgent(ServedModel):
         )
 
     async def _play(
-        self, messages: Sequence[Message], seed: int | None, turns: list[Turn], replies: list[Reply]
+        self,
+        messages: Sequence[Message],
+        seed: int | None,
+        heard: Heard | None,
+        turns: list[Turn],
+        replies: list[Reply],
     ) -> str | None:
         """Returns why a search failed, or None."""
         dialogue = self._begin(messages)
@@ -106,7 +117,7 @@ class SearchAgent(ServedModel):
             # Nobody would read the passages of a call in the last turn.
             if calls and turn_number < self.max_turns:
                 asked = (
-                    answered(call, self.search, self.topk, self.tool_response_limit)
+                    answered(call, self.search, self.topk, self.tool_response_limit, heard)
                     for call in calls[:MAX_CALLS_PER_TURN]
                 )
                 calls = (*await asyncio.gather(*asked), *calls[MAX_CALLS_PER_TURN:])
@@ -131,10 +142,14 @@ class SearchAgent(ServedModel):
         )
 
 
-async def answered(call: SearchCall, search: Retriever, topk: int | None, limit: int) -> SearchCall:
+async def answered(
+    call: SearchCall, search: Retriever, topk: int | None, limit: int, heard: Heard | None = None
+) -> SearchCall:
     """The call with its response of at most `limit` characters. One that failed has none."""
     if call.queries is None:
         return replace(call, response=invalid_call_response(call))
+    if heard:
+        heard(call.queries, None)
     try:
         with waiting("search", getattr(search, "deadline_s", None)):
             results = await search.retrieve(call.queries, topk)
@@ -142,6 +157,8 @@ async def answered(call: SearchCall, search: Retriever, topk: int | None, limit:
         return replace(call, failed=True, error=str(error))
     except SearchRefused as refusal:
         return refuse_call(call, refusal.detail)
+    if heard:
+        heard(call.queries, results)
     return replace(call, response=format_passages(call.queries, results, limit))
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verl_ext.clients.search_agent import Conversation, SearchAgent
+from verl_ext.clients.search_agent import Conversation, Heard, SearchAgent
 from verl_ext.method.prompts import Message, PromptForm, solver_messages
 from verl_ext.method.solver_reward import solver_answer
 
@@ -27,12 +27,16 @@ class SolverAgent(SearchAgent):
         seeds = [None if seed is None else seed + index for index in range(n)]
         return list(await asyncio.gather(*(self.attempt(question, each) for each in seeds)))
 
-    async def attempt(self, question: str, seed: int | None = None) -> SolverAttempt:
+    async def attempt(
+        self, question: str, seed: int | None = None, heard: Heard | None = None
+    ) -> SolverAttempt:
         """Run one attempt. Raises SolverServerError if the server refuses the request."""
-        return await self.answer(solver_messages(question, self.prompt_form, self.max_turns), seed)
+        return await self.answer(solver_messages(question, self.prompt_form, self.max_turns), seed, heard)
 
-    async def answer(self, messages: Sequence[Message], seed: int | None = None) -> SolverAttempt:
+    async def answer(
+        self, messages: Sequence[Message], seed: int | None = None, heard: Heard | None = None
+    ) -> SolverAttempt:
         """Run an attempt that begins with these messages. Raises like `attempt`."""
-        conversation = await self.converse(messages, seed)
+        conversation = await self.converse(messages, seed, heard)
         answer = solver_answer(conversation.trajectory) if conversation.finished else None
         return SolverAttempt(**vars(conversation), answer=answer)

@@ -25,6 +25,7 @@ OWN: dict[str, type | None] = {
     "evaluate": stages.Evaluate,
     "serve_search": None,
     "serve_model": stages.ServeModel,
+    "ask": stages.Ask,
     "agent_bench": stages.AgentBench,
     "flow_test": stages.FlowTestStage,
     "compare_rollouts": stages.CompareRollouts,

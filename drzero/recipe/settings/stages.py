@@ -351,6 +351,11 @@ class Evaluate(EitherEndpoint):
 
 
 @dataclass
+class Ask(EitherEndpoint):
+    """The agent to ask."""
+
+
+@dataclass
 class ServeModel:
     """The serve-model stage."""
 

@@ -1,0 +1,99 @@
+"""An answer with its sources: what the agent read, and the sentence that holds the answer.
+
+answer = answer_of("Who founded Orrin?", attempt, sources)
+answer.state            # supported, unsupported, none or failed
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from search.indexing.boundaries import SENTENCE_END
+from verl_ext.clients.solver_agent import SolverAttempt
+from verl_ext.method.answers import contains_answer, normalize_answer
+
+State = Literal["supported", "unsupported", "none", "failed"]
+_BARE = ("yes", "no")  # Every other passage has these words. They support nothing.
+
+
+@dataclass(frozen=True)
+class Source:
+    """A passage that a search returned."""
+
+    id: str  # in the index; "" if the service tells none
+    title: str
+    text: str
+    query: str  # the first search that found it
+    evidence: str | None = None  # the sentence with the answer, or the title
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One question's answer. The sources with evidence come first."""
+
+    question: str
+    text: str | None
+    sources: tuple[Source, ...]
+    attempt: SolverAttempt
+
+    @property
+    def state(self) -> State:
+        """Whether a passage that was read holds the answer, or why there is none."""
+        if not self.attempt.finished:
+            return "failed"
+        if self.text is None:
+            return "none"
+        return "supported" if any(source.evidence for source in self.sources) else "unsupported"
+
+    @property
+    def searches(self) -> list[str]:
+        """Every query that was answered, in order."""
+        return [query for call in self.attempt.trajectory.searches for query in call.queries or ()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        attempt = self.attempt
+        return {
+            "question": self.question,
+            "answer": self.text,
+            "state": self.state,
+            "failure": attempt.failure,
+            "sources": [vars(source) for source in self.sources],
+            "searches": self.searches,
+            "tokens_in": attempt.tokens_in,
+            "tokens_out": attempt.tokens_out,
+            "seconds": round(attempt.latency_s, 2),
+        }
+
+
+def answer_of(question: str, attempt: SolverAttempt, found: Iterable[Source]) -> Answer:
+    """The attempt as an answer, with each passage once."""
+    text = attempt.answer or None
+    sources = {}
+    for source in found:
+        sources.setdefault((source.id, source.title, source.text), source)
+    read = [_with_evidence(source, text) for source in sources.values()]
+    return Answer(question, text, tuple(sorted(read, key=lambda one: one.evidence is None)), attempt)
+
+
+def sources_of(queries: Sequence[str], results: Sequence[Sequence[dict[str, Any]]]) -> Iterator[Source]:
+    """The passages of one call's answer."""
+    for query, passages in zip(queries, results, strict=True):
+        for one in passages:
+            text = one.get("text") or one.get("contents") or ""
+            yield Source(str(one.get("id", "")), one.get("title", ""), text, query)
+
+
+def _with_evidence(source: Source, answer: str | None) -> Source:
+    if answer is None or normalize_answer(answer) in _BARE:
+        return source
+    places = [*_sentences(source.text), source.title, source.text]
+    evidence = next((place for place in places if contains_answer(place, answer)), None)
+    return Source(source.id, source.title, source.text, source.query, evidence)
+
+
+def _sentences(text: str) -> Iterator[str]:
+    start = 0
+    for end in (*(match.end() for match in SENTENCE_END.finditer(text)), len(text)):
+        yield text[start:end].strip()
+        start = end
