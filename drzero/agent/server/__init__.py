@@ -1,0 +1,1 @@
+"""The agent as a service: OpenAI's chat completions, MCP, and a page, over one desk that admits questions."""
