@@ -161,7 +161,7 @@ TRIALS = {
     ),
 }
 USES = {
-    "ask": _reader("agent.ask:run_ask", "put a question to it", stage="ask"),
+    "ask": _reader("agent.ask:run_ask", "put a question to the agent", stage="ask"),
 }
 COMMANDS = {**STAGES, **READERS, **TRIALS, **USES}
 _HELP = """\
@@ -209,7 +209,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _overview() -> str:
     """In two columns, on one screen of 24 lines and 100 columns."""
-    groups = {"A run's stages": STAGES, "What reads a run": READERS, "What you try before one": TRIALS, "The trained agent": USES}
+    groups = {
+        "A run's stages": STAGES,
+        "What reads or uses a run": READERS | USES,
+        "What you try before one": TRIALS,
+    }
     lines = []
     for title, commands in groups.items():
         cells = [f"  {name:<17}{command.about:<30}" for name, command in commands.items()]
