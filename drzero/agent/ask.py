@@ -5,10 +5,10 @@
     drzero ask iteration=1 "…"                             # an earlier solver; 0 is the model before training
     drzero ask --compare iteration=0 "…"                   # both, side by side
     drzero ask --json "…" | jq .answer                     # one JSON object a question
-    drzero ask endpoint=https://api.example.com/v1 api=chat endpoint_model=a-model "…"
+    drzero ask endpoint=https://api.example.com/v1 api=chat "…"     # another model, on the same index
 
-It takes the settings and the index of the loop in paths.checkpoints. An answer is marked if no passage that the
-agent read contains it. Exit codes: 0 for an answer, 1 if a service failed, 3 if the agent gave none.
+It takes the settings and the index of the loop in paths.checkpoints. An answer is marked if no
+passage contains it. Exit codes: 0 for an answer, 1 if a service failed, 3 if the agent gave none.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ def _shown_progress(queries: Sequence[str], found: Sequence[Source] | None) -> N
 
 
 def shown(answer: Answer, name: str | None = None) -> str:
-    """An answer for a terminal, with its sources. Text of models and documents loses its control characters."""
+    """An answer for a terminal, with its sources and without control characters."""
     bold, normal = ("\033[1m", "\033[0m") if has_live_terminal() else ("", "")
     head = f"\n{name}:" if name else ""
     if answer.state == "failed":

@@ -88,8 +88,8 @@ def _last_iteration(folder: Path) -> int:
     iterations = [int(match[1]) for match in found if match]
     if not iterations:
         raise NoAgent(
-            f"there is no trained solver in {folder}: train one (drzero evolve loop=demo, or evolve with your own "
-            "corpus), name its folder with paths.checkpoints=, or ask another model with model= or endpoint="
+            f"there is no trained solver in {folder}: train one with `drzero evolve`, name another folder "
+            "with paths.checkpoints=, or ask another model with model= or endpoint="
         )
     return max(iterations)
 

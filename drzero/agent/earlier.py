@@ -2,8 +2,8 @@
 
 with_earlier("And who founded it?", [("Where was Mara born?", "Orrin")])
 
-The agent was trained on single questions, so a first question stays as it is. A later one comes after the last
-exchanges in short: a small model may be confused by them, a capable one finds who "it" is.
+The agent was trained on single questions, so a first question stays as it is. A later one comes after the
+last exchanges in short: a small model may be confused by them, a capable one finds who "it" is.
 """
 
 from collections.abc import Sequence

@@ -99,6 +99,7 @@ def test_title_and_text_stand_apart_and_contents_as_they_are_written(store, vect
         "title": "Title 7",
         "text": "Text 7 – of\ntwo lines.",
         "contents": contents_of(7),
+        "id": "7",
     }
 
 
@@ -107,7 +108,7 @@ def test_a_corpus_with_title_and_text_of_their_own_is_read_as_well(path, vectors
     corpus.write_text("".join(f'{{"id": {row}, "title": "T{row}", "text": "x"}}\n' for row in range(COUNT)))
     with closing(FaissIndex(path).open()) as store:
         ((hit,),) = store.query(vectors[7:8], 1)
-    assert hit["document"] == {"title": "T7", "text": "x", "contents": "T7\nx"}
+    assert hit["document"] == {"title": "T7", "text": "x", "contents": "T7\nx", "id": "7"}
 
 
 def test_documents_come_in_the_order_of_rows(path):

@@ -73,7 +73,8 @@ def test_answer_with_scores_written_out(parts):
     text = PASSAGES["Nara Dunn"]
     before, score = response.text.removesuffix("}]]}").split(',"score":')
     assert before == (
-        f'{{"result":[[{{"document":{{"title":"Nara Dunn","text":"{text}","contents":"Nara Dunn\\n{text}"}}'
+        f'{{"result":[[{{"document":{{"title":"Nara Dunn","text":"{text}","contents":"Nara Dunn\\n{text}",'
+        f'"id":"10"}}'
     )
     assert 0.3 < float(score) <= 1.0
 
@@ -82,7 +83,7 @@ def test_answer_without_scores_written_out(parts):
     text = PASSAGES["Nara Dunn"]
     response = post(parts, b'{"queries": ["chemist violet dye"], "topk": 1, "return_scores": false}')
     assert response.text == (
-        f'{{"result":[[{{"title":"Nara Dunn","text":"{text}","contents":"Nara Dunn\\n{text}"}}]]}}'
+        f'{{"result":[[{{"title":"Nara Dunn","text":"{text}","contents":"Nara Dunn\\n{text}","id":"10"}}]]}}'
     )
 
 
