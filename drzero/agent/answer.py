@@ -69,7 +69,7 @@ class Answer:
 def answer_of(question: str, attempt: SolverAttempt, found: Iterable[Source]) -> Answer:
     """The attempt as an answer, with each passage once."""
     text = attempt.answer or None
-    sources = {}
+    sources = dict[tuple[str, str, str], Source]()
     for source in found:
         sources.setdefault((source.id, source.title, source.text), source)
     read = [_with_evidence(source, text) for source in sources.values()]

@@ -25,13 +25,12 @@ class Figures:
     """What the service counts, for Prometheus."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        named = {"registry": self.registry}
-        self.answers = Counter("agent_answers", "Questions that ended, by state", ["state"], **named)
-        self.busy = Counter("agent_refused", "Questions refused because too many were running", **named)
-        self.left = Counter("agent_left", "Questions whose client left before the answer", **named)
-        self.running = Gauge("agent_running", "Questions being answered now", **named)
-        self.seconds = Histogram("agent_seconds", "Seconds an answer took", **named)
+        self.registry = into = CollectorRegistry()
+        self.answers = Counter("agent_answers", "Questions that ended, by state", ["state"], registry=into)
+        self.busy = Counter("agent_refused", "Questions refused: too many were running", registry=into)
+        self.left = Counter("agent_left", "Questions whose client left before the answer", registry=into)
+        self.running = Gauge("agent_running", "Questions being answered now", registry=into)
+        self.seconds = Histogram("agent_seconds", "Seconds an answer took", registry=into)
 
 
 @dataclass(eq=False)
