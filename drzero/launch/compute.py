@@ -18,12 +18,12 @@ import yaml
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.pins import NEWER_CUDA, SGLANG_IMAGE
 from drzero.ops.text import did_you_mean
-from drzero.recipe.gpu_prices import GPUS, usd_per_hour
+from drzero.recipe.gpu_prices import GPUS, MOST_MEMORY_MIB, usd_per_hour
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 MODAL_LIMIT_S = 86400  # of one call
 IDLE_S = 2  # seconds a container is kept after its call: Modal's minimum, since idle time is billed
-MAX_CORES, MAX_MEMORY_MIB = 64, 344064  # The most we request. Modal's own limits are not documented.
+MAX_CORES = 64  # The most we request. Modal's own limit is not documented.
 MODAL_GPUS = {"A10": 4, "A10G": 4}  # most GPUs of one machine on Modal, where that is not 8
 
 
@@ -189,8 +189,8 @@ def _limits_fault(compute: Compute) -> str | None:
         return f"timeout is {compute.timeout}: Modal ends a call after {limits}"
     if not 0 < compute.cpu <= MAX_CORES:
         return f"cpu is {compute.cpu}: a container has more than 0 cores, and {MAX_CORES} at most"
-    if not 128 <= compute.memory <= MAX_MEMORY_MIB:
-        return f"memory is {compute.memory} MiB: a container has 128 to {MAX_MEMORY_MIB}"
+    if not 128 <= compute.memory <= MOST_MEMORY_MIB:
+        return f"memory is {compute.memory} MiB: a container has 128 to {MOST_MEMORY_MIB}"
     if compute.region is not None and not _REGION.fullmatch(compute.region):
         known = ", ".join(_REGIONS)
         return f"region is {compute.region!r}: Modal's are {known}, or narrower ones such as us-east"

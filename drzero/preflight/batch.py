@@ -211,6 +211,11 @@ def longest_row(config: DictConfig) -> int:
     return int(config.data.max_prompt_length + config.data.max_response_length)
 
 
+def smallest_micro_batch(config: DictConfig) -> int:
+    """The least value of `micro_batch_key`: one row, in its own unit."""
+    return longest_row(config) if config.actor_rollout_ref.actor.use_dynamic_bsz else 1
+
+
 def check_micro_batches(ctx: CheckContext) -> Iterator[Finding]:
     """The size of every micro-batch must be set, in tokens or in rows per GPU."""
     config = ctx.config.actor_rollout_ref

@@ -16,11 +16,12 @@ FIRST_BUILD_S = 1800
 def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     """GPUs, machines and timeout must fit the run."""
     config, machine = ctx.config, ctx.machine
-    compute, gpu = config.compute, machine.gpu
+    compute = config.compute
     # prepare-data runs anywhere. The declared machine only decides embedder and wording.
     prepares = ctx.stage == "prepare_data"
     wanted = config.machine.gpus if config.machine.device != "cpu" and not prepares else 0
     yield from _embedder_device(ctx)
+    yield from _bfloat16(ctx)
     if wanted and (machine.is_local or ctx.starting):
         yield from _gpus_here(ctx, wanted)
     if wanted and compute.count is not None and compute.count != wanted:
@@ -50,9 +51,20 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
         why = f"a run that stands still would be paid for (${machine.usd_per_hour:.2f}/h) until its call ends"
         fix = "set watchdog.policy=resume watchdog.resumes=1, as on every machine of compute/, or stop"
         yield warning("watchdog.policy", why, fix)
-    if gpu is not None and not gpu.has_bf16 and ctx.serves_model and config.solver.dtype == "bfloat16":
-        why = f"{gpu.name} has no native bfloat16: it is emulated, and slow"
-        yield warning("solver.dtype", why, "set solver.dtype=float16")
+
+
+def _bfloat16(ctx: CheckContext) -> Iterator[Finding]:
+    gpu, config = ctx.machine.gpu, ctx.config
+    if gpu is None or gpu.has_bf16:
+        return
+    why = f"{gpu.name} has no native bfloat16: it is emulated, and slow"
+    used = {"solver.dtype": ctx.serves_model, "actor_rollout_ref.rollout.dtype": ctx.trains}
+    for key in (key for key, is_used in used.items() if is_used):
+        if OmegaConf.select(config, key) == "bfloat16":
+            yield warning(key, why, f"set {key}=float16")
+    if ctx.trains:
+        key = "machine.gpu" if ctx.machine.is_local else "compute.type"
+        yield warning(key, f"{why}, and the actor trains in it", "take an A10, an L4 or a newer GPU")
 
 
 def _embedder_device(ctx: CheckContext) -> Iterator[Finding]:

@@ -6,10 +6,13 @@ from dataclasses import dataclass, replace
 from omegaconf import DictConfig
 
 from drzero.ops.resources.cgroup import memory_free, memory_limit
-from drzero.ops.resources.gpu import Gpus, gpus_here
+from drzero.ops.resources.gpu import Gpus, GpuSample, gpus_here
 from drzero.ops.text import did_you_mean
 from drzero.preflight.finding import refusal
 from drzero.recipe.gpu_prices import GPUS, GpuType, usd_per_hour
+
+BF16_CAPABILITY = (8, 0)
+"""The CUDA compute capability from which a GPU has bfloat16: Ampere's."""
 
 
 @dataclass(frozen=True)
@@ -58,23 +61,22 @@ def declared_machine(config: DictConfig, *, starting: bool) -> Machine:
 def gpu_of_this_machine() -> GpuType | None:
     """The smallest GPU here with the memory it has, or None if the driver does not say."""
     found = Gpus().read()
-    return min(
-        (_gpu_like(one.name, one.total_mb / 1024) for one in found),
-        key=lambda gpu: gpu.memory_gib,
-        default=None,
-    )
+    return min(map(_gpu_like, found), key=lambda gpu: gpu.memory_gib, default=None)
 
 
-def _gpu_like(name: str, memory_gib: float) -> GpuType:
+def _gpu_like(found: GpuSample) -> GpuType:
     """The GPU type of a driver's name and memory. An unknown one is counted as an H100 of that memory."""
+    memory_gib = found.total_mb / 1024
     # 'NVIDIA A100-SXM4-80GB' is like A100-40GB too, and the memory decides.
-    words = {*re.split("[ -]", name), "40GB", "80GB"}
+    words = {*re.split("[ -]", found.name), "40GB", "80GB"}
     alike = [gpu for known, gpu in GPUS.items() if words >= set(known.split("-"))] or [GPUS["H100"]]
     like = min(alike, key=lambda gpu: abs(gpu.memory_gib - memory_gib))
     # The driver counts a little that CUDA cannot use, unlike the table.
     if abs(memory_gib / like.memory_gib - 1) < 0.03:
         memory_gib = like.memory_gib
-    return replace(like, name=name.removeprefix("NVIDIA ") or like.name, memory_gib=memory_gib)
+    has_bf16 = like.has_bf16 if found.capability is None else found.capability >= BF16_CAPABILITY
+    name = found.name.removeprefix("NVIDIA ") or like.name
+    return replace(like, name=name, memory_gib=memory_gib, has_bf16=has_bf16)
 
 
 def known_gpu(key: str, name: str | None) -> GpuType | None:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from drzero.ops.resources.others import largest_others
-from drzero.preflight.batch import MICRO_BATCH, longest_row, micro_batch_key
+from drzero.preflight.batch import MICRO_BATCH, micro_batch_key, smallest_micro_batch
 from drzero.preflight.context import CheckContext
-from drzero.preflight.finding import Finding, error, note, warning
+from drzero.preflight.finding import Finding, Severity, error, note, warning
 from drzero.preflight.memory_ledger import (
     TIGHT,
     Ledger,
@@ -25,6 +25,7 @@ from drzero.preflight.memory_ledger import (
     weights_backup_gib,
 )
 from drzero.preflight.model_shape import FAMILIES
+from drzero.preflight.what_fits import what_fits
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FASTER = (
@@ -77,10 +78,30 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
         yield from _of_cpu_machine(ctx, ledger)
         return
     found = [*(_fused_head(ctx) if ctx.trains else ()), *_of_gpu_machine(ctx, ledger)]
-    yield from found
-    yield from _better_layout(ctx, fits=not found)
+    layout = list(_better_layout(ctx, fits=not found))
+    yield from found if layout or not ctx.trains else _with_what_fits(ctx, found)
+    yield from layout
     if ctx.trains and not found:
         yield from _faster_update(ctx)
+
+
+def _with_what_fits(ctx: CheckContext, found: list[Finding]) -> list[Finding]:
+    """The findings, the one about the GPUs' memory with overrides that would fit."""
+    errors = [finding for finding in found if finding.severity is Severity.ERROR]
+    if not errors:
+        return found
+
+    def fits(config: DictConfig) -> bool:
+        host_gib = ctx.machine.host_gib if ctx.machine.is_local else config.compute.memory / 1024
+        other = replace(ctx, config=config, machine=replace(ctx.machine, host_gib=host_gib))
+        ledger = stage_ledger(other)
+        return ledger is not None and not any(_of_gpu_machine(other, ledger))
+
+    if not (way := what_fits(ctx.config, fits)):
+        return found
+    told = next((one for one in errors if " needs " in one.why), errors[0])
+    told_more = replace(told, fix=f"{told.fix}. By the memory ledger this fits: {way}")
+    return [told_more if one is told else one for one in found]
 
 
 def _fused_head(ctx: CheckContext) -> Iterator[Finding]:
@@ -239,22 +260,16 @@ def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
     if ledger.worst == "rollout" or sum(taken.values()) > _sum(ledger, "actor", _CERTAIN) + activations:
         # The rollout engine takes almost nothing while it sleeps.
         key = max(taken, key=lambda name: taken[name])
-        return error(key, over, "lower it, or offload the actor (fsdp_config.param_offload=true)")
+        kept = _sum(ledger, "actor: weights")
+        more = ", or offload the actor (fsdp_config.param_offload=true)" if kept else ""
+        return error(key, over, f"lower it{more}")
     if reduces_once(ctx.config) and -ledger.margin_gib < _sum(ledger, "actor: gradients"):
         key = f"{_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
         return error(key, over, "set it to false: gradients are then exchanged with every micro-batch")
-    if -ledger.margin_gib < 0.75 * activations:
-        config = ctx.config
-        least = longest_row(config) if config.actor_rollout_ref.actor.use_dynamic_bsz else 1
-        return error(
-            micro_batch_key(config), over, f"lower it (to {least} at least), or shorten the sequences"
-        )
-    fix = (
-        "take a smaller model or more GPUs, train an adapter (actor_rollout_ref.model.lora_rank=32 "
-        f"actor_rollout_ref.model.lora.merge=true), or keep the state in host memory "
-        f"({_ACTOR}.fsdp_config.offload_policy=true)"
-    )
-    return error("base_model", over, fix)
+    key, least = micro_batch_key(ctx.config), smallest_micro_batch(ctx.config)
+    if -ledger.margin_gib < 0.75 * activations and OmegaConf.select(ctx.config, key) > least:
+        return error(key, over, f"lower it (to {least} at least), or shorten the sequences")
+    return error("base_model", over, "take a smaller model or more GPUs, or shorten the sequences")
 
 
 def _smaller(ctx: CheckContext) -> str:

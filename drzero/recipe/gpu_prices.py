@@ -16,7 +16,9 @@ class GpuType:
     memory_gib: float
     usd_per_hour: float
     bf16_tflops: float
-    has_bf16: bool = True  # Whether it has native bfloat16. Otherwise PyTorch emulates it and SGLang refuses.
+    has_bf16: bool = (
+        True  # Whether it has native bfloat16. Otherwise PyTorch emulates it, and SGLang takes float16.
+    )
 
 
 GPUS = {
@@ -39,6 +41,8 @@ GPUS = {
 # price, but not H100!.
 GPUS |= {"A100": GPUS["A100-40GB"], "A10G": GPUS["A10"], "H100!": GPUS["H100"], "B200+": GPUS["B200"]}
 
+MOST_MEMORY_MIB = 344064
+"""The most host memory we ask for. Modal's own limit is not documented."""
 CORE_USD_PER_HOUR = 0.0472
 GIB_USD_PER_HOUR = 0.0080
 

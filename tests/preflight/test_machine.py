@@ -42,6 +42,31 @@ def test_a_local_machine_has_the_memory_of_its_own_gpus(monkeypatch, driver, tot
     assert gpu.bf16_tflops == tflops
 
 
+@pytest.mark.parametrize(
+    ("driver", "capability", "has_bf16"),
+    [
+        ("Tesla V100-SXM2-16GB", (7, 0), False),
+        ("Tesla T4", (7, 5), False),
+        ("Quadro RTX 6000", (7, 5), False),
+        ("NVIDIA GeForce RTX 2080 Ti", (7, 5), False),
+        ("NVIDIA A10G", (8, 6), True),
+        ("NVIDIA GeForce RTX 3090", (8, 6), True),
+        ("NVIDIA RTX 6000 Ada Generation", (8, 9), True),
+        ("Tesla T4", None, False),
+        ("a card of next year", None, True),
+    ],
+)
+def test_a_gpu_without_bfloat16_is_known_by_what_it_can_and_training_on_it_says_so(
+    monkeypatch, driver, capability, has_bf16
+):
+    sample = GpuSample(0, 0, 16_384, 0, name=driver, capability=capability)
+    monkeypatch.setattr(machine, "Gpus", lambda: SimpleNamespace(read=lambda: [sample]))
+    config = compose_stage("train", ["env=wordle", "hardware=single_gpu", "model=demo-policy"])
+    found = [one for one in preflight(config, "train", starting=True).findings if "bfloat16" in one.why]
+    keys = [] if has_bf16 else ["actor_rollout_ref.rollout.dtype", "machine.gpu"]
+    assert [one.key for one in found] == keys and all(driver[7:] in one.why for one in found)
+
+
 def test_a_machine_that_is_rented_elsewhere_has_what_it_declares(monkeypatch):
     config = resolve(compose_plain("solver", ["compute=single_h100", "hardware=single_gpu"]))
     sample = GpuSample(0, 0, 143_771, 0, name="NVIDIA H200")

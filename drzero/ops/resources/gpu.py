@@ -24,6 +24,7 @@ class GpuSample:
     busy_percent: int  # share of the last sample period in which a kernel ran
     memory_mb_of: dict[int, int] = field(default_factory=dict)  # by pid. Containers may hide it
     name: str = ""  # as the driver has it
+    capability: tuple[int, int] | None = None  # its CUDA compute capability, if the driver says
 
 
 class Gpus:
@@ -54,8 +55,17 @@ class Gpus:
                 with suppress(nvml.NVMLError):
                     running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
                     of = {process.pid: (process.usedGpuMemory or 0) >> 20 for process in running}
-                name = nvml.nvmlDeviceGetName(handle)
-                found.append(GpuSample(index, memory.used >> 20, memory.total >> 20, busy, of, str(name)))
+                found.append(
+                    GpuSample(
+                        index,
+                        memory.used >> 20,
+                        memory.total >> 20,
+                        busy,
+                        of,
+                        str(nvml.nvmlDeviceGetName(handle)),
+                        tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+                    )
+                )
         return found
 
 
