@@ -46,9 +46,9 @@ def claims_name(names: Mapping[str, str]) -> str:
     return _next_to(names, "claims")
 
 
-def search_name(names: Mapping[str, str]) -> str:
-    """The app that serves the index on these volumes (`modal_search.py`)."""
-    return _next_to(names, "search")
+def app_name(names: Mapping[str, str], service: str) -> str:
+    """The app that serves what is on these volumes: `search` or `agent`."""
+    return _next_to(names, service)
 
 
 def _next_to(names: Mapping[str, str], what: str) -> str:

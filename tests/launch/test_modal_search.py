@@ -16,8 +16,8 @@ from modal_plane import ControlPlane
 from search_parts import wait_for
 
 from drzero.launch.errors import LaunchError
-from drzero.launch.runfile import RunFile, read_runfile
-from drzero.launch.search_service import PORT, described, words_here
+from drzero.launch.search_service import described, words_here
+from drzero.launch.service import PORT, read_service_file
 from search.index_info import ServedIndex, ServiceAway, ask_index
 
 ROOT = Path(__file__).parents[2]
@@ -100,14 +100,16 @@ def test_without_a_token_nothing_is_asked_for(plane: ControlPlane, tmp_path: Pat
 @pytest.mark.parametrize(
     ("file", "why"),
     [
-        (RunFile(compute="single_h100"), "compute.type is H100"),
-        (RunFile(compute={"base": "cpu", "max_usd": 5}), "compute.max_usd: a service has none"),
-        (RunFile(model="qwen2.5-3b"), "model: a retrieval service has compute, overrides, image alone"),
+        ("compute: single_h100", "compute.type is H100"),
+        ("compute: {base: cpu, max_usd: 5}", "compute.max_usd: a service has none"),
+        ("model: qwen2.5-3b", "model: a service has compute, overrides, image alone"),
     ],
 )
-def test_what_a_service_has_no_use_for_is_refused(file: RunFile, why: str) -> None:
+def test_what_a_service_has_no_use_for_is_refused(file, why, tmp_path):
+    path = tmp_path / "search.yaml"
+    path.write_text(file)
     with pytest.raises(LaunchError, match=why):
-        described(file, FILE, "token")
+        described(read_service_file(str(path)), str(path), {})
 
 
 # --- in its container ---
@@ -116,9 +118,12 @@ def test_what_a_service_has_no_use_for_is_refused(file: RunFile, why: str) -> No
 @pytest.fixture
 def container(prepared: Prepared, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A process that starts the service and waits, like a container. Yields it and its port."""
-    port, (_, words) = unused_port(), described(read_runfile(str(ROOT / FILE)), FILE, "token")
+    port, (_, words) = unused_port(), described(read_service_file(str(ROOT / FILE)), FILE, {})
     words = [*words, "retrieval.embedder=packaged-minilm"]  # as the demo's index
-    start = f"from drzero.launch.search_service import start; start({words!r}, {port})"
+    start = (
+        "from drzero.launch.search_service import words_here; from drzero.launch.service import start; "
+        f"start('serve-search', words_here({words!r}, {port}))"
+    )
     code = f"import time; {start}; time.sleep(600)"
     env = {**os.environ, "RETRIEVAL_TOKEN": "token", "DRZERO_MOUNT_CORPUS": str(prepared.corpus)}
     env["TMPDIR"] = str(tmp_path)
