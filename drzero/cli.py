@@ -162,11 +162,11 @@ TRIALS = {
 }
 USES = {
     "ask": _reader("agent.ask:run_ask", "put a question to the agent", stage="ask"),
+    "bundle": _reader("agent.write_bundle:run_bundle", "the agent as one folder", stage="bundle"),
 }
 COMMANDS = {**STAGES, **READERS, **TRIALS, **USES}
 _HELP = """\
 drzero COMMAND [KEY=VALUE | +KEY=VALUE | GROUP=OPTION]…     drzero COMMAND --help  explains one
-
 {commands}
 With DRZERO_STOP_AT (Unix seconds) set, a stage ends in time with exit code 75. Rerun it to resume."""
 

@@ -210,6 +210,7 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     "serve_search": [_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE],
     "serve_model": _SERVE_MODEL,
     "ask": [*_SERVED, *_MODELS, _ENDPOINT, *_SEARCH, _RUN_FOLDER, *_MACHINE],
+    "bundle": [*_MODELS, *_OWN_INDEX[:1]],
     "compare_rollouts": _SERVE_MODEL,
     "flow_test": [*_QUEUES, _RUN_FOLDER, *_MACHINE],
 }
