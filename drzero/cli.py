@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from drzero.ops.bearer import MODEL_KEY
+from drzero.ops.bearer import AGENT_KEY, MODEL_KEY
 from drzero.ops.console import leave_stdout, replace_unshowable, set_verbose
 from drzero.ops.errors import OutOfTime, RunFailed, UserError
 from drzero.ops.notices import plain
@@ -25,7 +25,15 @@ from drzero.ops.text import did_you_mean
 # The disk is full, over quota or read-only: not a bug, so no traceback.
 _STORAGE_FAULTS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 # Nothing else is read from .env in the current folder: a PYTHONPATH there would run code in every child.
-_FROM_DOTENV = {"WANDB_API_KEY", "WANDB_ENTITY", "HF_TOKEN", "RETRIEVAL_TOKEN", "CHROMA_API_KEY", MODEL_KEY}
+_FROM_DOTENV = {
+    "WANDB_API_KEY",
+    "WANDB_ENTITY",
+    "HF_TOKEN",
+    "RETRIEVAL_TOKEN",
+    "CHROMA_API_KEY",
+    AGENT_KEY,
+    MODEL_KEY,
+}
 
 
 @dataclass(frozen=True)
@@ -162,7 +170,7 @@ TRIALS = {
 }
 USES = {
     "ask": _reader("agent.ask:run_ask", "put a question to the agent", stage="ask"),
-    "bundle": _reader("agent.write_bundle:run_bundle", "the agent as one folder", stage="bundle"),
+    "serve-agent": _reader("agent.serve:run_serve_agent", "the agent as a service", stage="serve_agent"),
 }
 COMMANDS = {**STAGES, **READERS, **TRIALS, **USES}
 _HELP = """\

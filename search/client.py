@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -102,6 +103,19 @@ class SearchClient:
             f"{self.url} did not answer: {len(failures)} attempts in {elapsed:.1f} s "
             f"(deadline {self.deadline_s:g} s), last: {reason}"
         )
+
+    async def passage(self, key: str) -> str | None:
+        """Return the passage with this id, None if there is none. Raises SearchUnavailable, at once."""
+        url = f"{self.url.removesuffix('/retrieve')}/passages/{quote(key, safe='')}"
+        try:
+            response = await self._pool().get(url, timeout=self.deadline_s)
+        except httpx.TransportError as error:
+            raise SearchUnavailable(f"{url} did not answer: {type(error).__name__}: {error}") from error
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise SearchUnavailable(f"{url} answered HTTP {response.status_code}: {_detail(response)}")
+        return str(encodable(response.json())["text"])
 
     async def aclose(self) -> None:
         """Close the connections of the running loop."""

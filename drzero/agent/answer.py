@@ -13,6 +13,10 @@ from verl_ext.clients.solver_agent import SolverAttempt
 from verl_ext.method.answers import contains_answer, normalize_answer
 
 State = Literal["supported", "unsupported", "none", "failed"]
+_NOTES = {
+    "unsupported": "No passage it read contains this answer.",
+    "none": "The agent gave no answer.",
+}
 _BARE = ("yes", "no")  # Every other passage has these words. They support nothing.
 
 
@@ -44,6 +48,11 @@ class Answer:
         if self.text is None:
             return "none"
         return "supported" if any(source.evidence for source in self.sources) else "unsupported"
+
+    @property
+    def note(self) -> str | None:
+        """What a reader must know about it, if anything."""
+        return _NOTES.get(self.state)
 
     @property
     def searches(self) -> list[str]:

@@ -31,10 +31,6 @@ from drzero.ops.notices import plain
 _OVERRIDE = re.compile(r"[+~]*[\w.@/]+=.*", re.DOTALL)
 _CODES = {"supported": 0, "unsupported": 0, "failed": 1, "none": 3}
 _SHOWN_SOURCES = 3
-_WORDS = {
-    "unsupported": "No passage it read contains this answer.",
-    "none": "The agent gave no answer.",
-}
 
 
 def run_ask(arguments: Sequence[str]) -> int:
@@ -104,7 +100,7 @@ def shown(answer: Answer, name: str | None = None) -> str:
     head = f"\n{name}:" if name else ""
     if answer.state == "failed":
         return f"{head}\nThe question failed: {plain(str(answer.attempt.failure))}"
-    lines = [head, f"{bold}{plain(answer.text)}{normal}" if answer.text else "", _WORDS.get(answer.state, "")]
+    lines = [head, f"{bold}{plain(answer.text)}{normal}" if answer.text else "", answer.note]
     evidence = [source for source in answer.sources if source.evidence]
     for number, source in enumerate((evidence or answer.sources)[:_SHOWN_SOURCES], 1):
         place = f" ({plain(source.id)})" if source.id else ""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from omegaconf import DictConfig, open_dict
 
 from drzero.agent.answer import Answer, Source, answer_of, sources_of
-from drzero.agent.bundle.opening import check_index
 from drzero.agent.earlier import Exchange, with_earlier
 from drzero.ops.process.isolated import in_child
 from drzero.ops.process.ports import reserve_port
@@ -20,7 +19,7 @@ from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve, retrieval_url
 from drzero.stages.conversations import served_agent
-from drzero.stages.models import StageModel, greet, stage_model
+from drzero.stages.models import StageModel, greet, model_name, stage_model
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from search.index_info import ask_index
 from verl_ext.clients.solver_agent import SolverAgent
@@ -35,6 +34,7 @@ class Asker:
 
     solver: SolverAgent
     model: StageModel
+    name: str = ""  # in requests
 
     async def ask(
         self, question: str, earlier: Sequence[Exchange] = (), progress: Progress | None = None
@@ -64,12 +64,14 @@ class Agents:
     async def opened(self) -> AsyncIterator[list[Asker]]:
         """The sides for the running event loop."""
         async with AsyncExitStack() as stack:
-            askers = []
+            askers: list[Asker] = []
             for config, model in self.sides:
                 if model.endpoint:
                     stack.push_async_callback(model.endpoint.aclose)
                 solver = await stack.enter_async_context(served_agent(SolverAgent, config, model))
-                askers.append(Asker(solver, model))
+                name = model.name if config.endpoint else model_name(model.shown)
+                is_taken = any(asker.name == name for asker in askers)
+                askers.append(Asker(solver, model, f"{name}-compared" if is_taken else name))
             yield askers
 
     async def ask(
@@ -82,12 +84,11 @@ class Agents:
 
 
 @contextmanager
-def running(config: DictConfig, other: DictConfig | None = None) -> Iterator[Agents]:
+def running(config: DictConfig, other: DictConfig | None = None, stage: str = "ask") -> Iterator[Agents]:
     """Check the configs and start the services. Raises PreflightFailed, PortTaken or ServiceDied."""
-    configs = [check_and_resolve(config, "ask")]
+    configs = [check_and_resolve(config, stage)]
     if other is not None:
-        configs.append(_beside(configs[0], other))
-    in_child(check_index, configs[0], [one.bundle for one in configs])
+        configs.append(_beside(configs[0], other, stage))
     named = list(zip(configs, ("solver", "compared"), strict=False))
     sides = [(one, stage_model(one, name)) for one, name in named]
     for one, model in sides:
@@ -98,9 +99,9 @@ def running(config: DictConfig, other: DictConfig | None = None) -> Iterator[Age
         yield Agents(sides, services, index)
 
 
-def _beside(first: DictConfig, other: DictConfig) -> DictConfig:
+def _beside(first: DictConfig, other: DictConfig, stage: str) -> DictConfig:
     """The second side: the first one's search service, and a server of its own."""
-    in_child(require, other, "ask")
+    in_child(require, other, stage)
     with open_dict(other):
         other.retrieval = first.retrieval
         other.solver.port = reserve_port(None, other.solver.host)

@@ -10,7 +10,6 @@ client. With OPENAI_API_KEY set, here or in .env, requests need it as their bear
 background prints its process id, its log and the command that ends it.
 """
 
-import re
 import shlex
 import subprocess
 import sys
@@ -22,19 +21,18 @@ from pathlib import Path
 import httpx
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from drzero.commands.serve_search import address
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime, RunFailed, UserError
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.process.ports import reserve_port
+from drzero.ops.process.ports import address, reserve_port
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve, write_resolved
 from drzero.recipe.errors import CheckError
+from drzero.stages.models import model_name
 from drzero.stages.services import solver_spec
 
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _LOG_LINES = 15
 
 
@@ -50,12 +48,6 @@ def run_serve_model(config: DictConfig) -> None:
         _start(config)
     else:
         serve(config)
-
-
-def model_name(base_model: str) -> str:
-    """The model's name in requests: its hub id, or the name of its folder."""
-    is_hub_id = _HUB_ID.fullmatch(base_model) and not Path(base_model).is_dir()
-    return base_model if is_hub_id else Path(base_model).name
 
 
 def add_call_form(config: DictConfig) -> None:

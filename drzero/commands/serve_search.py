@@ -16,12 +16,10 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from drzero.ops.console import say
+from drzero.ops.process.ports import EVERY_HOST, address
 from drzero.ops.services.services import ServiceGroup
 from drzero.stages.services import check_and_resolve, retrieval_spec
 from search.wire import TOKEN_VARIABLE, read_token
-
-_EVERY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Hosts that mean every address of this machine, and one address to ask."""
 
 
 def run_serve_search(config: DictConfig) -> None:
@@ -45,15 +43,9 @@ def run_serve_search(config: DictConfig) -> None:
             time.sleep(0.5)
 
 
-def address(host: str, port: int) -> str:
-    """The address at which this machine asks a service that binds this host and port."""
-    host = _EVERY.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
 def outside_address(retrieval: DictConfig) -> str:
     """The address for runs: the machine's name if the service binds every address."""
-    host = socket.gethostname() if retrieval.host in _EVERY else retrieval.host
+    host = socket.gethostname() if retrieval.host in EVERY_HOST else retrieval.host
     return address(host, retrieval.port)
 
 

@@ -10,6 +10,9 @@ from drzero.ops.errors import UserError
 MODEL_KEY = "OPENAI_API_KEY"
 """Key of the model servers that a run starts, and the default for `endpoint_key=`."""
 
+AGENT_KEY = "AGENT_TOKEN"
+"""The token of the agent's own service."""
+
 
 class TokenUnusable(UserError):
     """A token that cannot be sent. The message names its variable, not its value."""

@@ -64,7 +64,7 @@ class CheckContext:
     @property
     def serves_model(self) -> bool:
         """Whether a model is served outside veRL."""
-        if self.stage in ("evaluate", "synthesize", "preview", "ask", "compare_rollouts"):
+        if self.stage in ("evaluate", "synthesize", "preview", "ask", "serve_agent", "compare_rollouts"):
             return self.config.endpoint is None
         return self.stage in ("challenger", "serve_model")
 
@@ -150,10 +150,10 @@ class CheckContext:
             "synthesize": {"challenger": config.get("challenger") if self.serves_model else None},
             "preview": served if self.serves_model else {},
             "serve_model": served,
-            "bundle": served,
             "compare_rollouts": {"base_model": config.base_model, **(served if self.serves_model else {})},
             **dict.fromkeys(
-                ("evaluate", "ask"), served if self.serves_model else {"tokenizer": config.get("tokenizer")}
+                ("evaluate", "ask", "serve_agent"),
+                served if self.serves_model else {"tokenizer": config.get("tokenizer")},
             ),
         }.get(self.stage, {})
         return {key: str(model) for key, model in models.items() if model}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hydra.utils import get_object
 
-from drzero.ops.bearer import MODEL_KEY, bearer_of
+from drzero.ops.bearer import AGENT_KEY, MODEL_KEY, bearer_of
 from drzero.ops.process.ports import PortTaken, free_port
 from drzero.ops.text import LOOPBACK
 from drzero.ops.watchdog.stacks import why_unreadable
@@ -52,6 +52,14 @@ def check_ports(ctx: CheckContext) -> Iterator[Finding]:
         except OSError as reason:  # not an address of this machine
             why = f"nothing can listen at {host} ({reason.strerror})"
             yield error(f"{name}.host", why, "use 127.0.0.1")
+
+
+def check_agent_host(ctx: CheckContext) -> Iterator[Finding]:
+    """Beyond this machine the agent answers only for a token."""
+    host = ctx.config.host
+    if host not in LOOPBACK and bearer_of(AGENT_KEY) is None:
+        why = f"the agent would answer at {host}, where other machines may reach it"
+        yield error("host", why, f"set {AGENT_KEY} here or in .env, or use 127.0.0.1")
 
 
 def check_secrets(ctx: CheckContext) -> Iterator[Finding]:

@@ -55,6 +55,7 @@ STAGES = (
     "serve_search",
     "serve_model",
     "ask",
+    "serve_agent",
     "compare_rollouts",
 )
 STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "flow-test", "evolve")
@@ -156,6 +157,7 @@ _CORPUS = [
     PreflightCheck(inputs.check_hops, "hop_ratio"),
 ]
 _SERVE_MODEL = [*_SERVED, *_MODELS, _SOLVER_PORT, _RUN_FOLDER, *_MACHINE]
+_ASK = [*_SERVED, *_MODELS, _ENDPOINT, *_SEARCH, _RUN_FOLDER, *_MACHINE]
 _EVALUATE_IN_ENVIRONMENT = [_ENVIRONMENT, *_SERVED, *_MODELS, _ENDPOINT, _SOLVER_PORT, *_RUN]
 _CHECKS: dict[str, list[PreflightCheck]] = {
     "challenger": [
@@ -209,8 +211,8 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     "preview": [*_CORPUS, *_SERVED, *_MODELS, _EMBEDDER, _ENDPOINT, _SEARCH_PORTS, *_RUN],
     "serve_search": [_HUB, *_SEARCH, _RUN_FOLDER, *_MACHINE],
     "serve_model": _SERVE_MODEL,
-    "ask": [*_SERVED, *_MODELS, _ENDPOINT, *_SEARCH, _RUN_FOLDER, *_MACHINE],
-    "bundle": [*_MODELS, *_OWN_INDEX[:1]],
+    "ask": _ASK,
+    "serve_agent": [PreflightCheck(environment.check_agent_host, "host"), *_ASK],
     "compare_rollouts": _SERVE_MODEL,
     "flow_test": [*_QUEUES, _RUN_FOLDER, *_MACHINE],
 }

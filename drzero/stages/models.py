@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from verl_ext.clients.served_model import NOT_LET_IN, SolverServerError, words_o
 from verl_ext.method.prompts import solver_messages
 
 _TIMEOUT_S = 10.0
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,12 @@ def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> 
     path = str(config.solver.model_path)
     tokenizer = load_chat_tokenizer(path, key)
     return StageModel(name, fingerprint_model(path), path, completions_url(config), tokenizer)
+
+
+def model_name(base_model: str) -> str:
+    """The model's name in requests: its hub id, or the name of its folder."""
+    is_hub_id = _HUB_ID.fullmatch(base_model) and not Path(base_model).is_dir()
+    return base_model if is_hub_id else Path(base_model).name
 
 
 def completions_url(config: DictConfig) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from chromadb.errors import ChromaError
+from tqdm import tqdm
 
 from drzero.ops.files import publish
 from search.chroma.content import check_content, record_content
@@ -32,8 +33,7 @@ from search.chroma.store import (
 )
 from search.embedders import model_identity
 from search.errors import StoreError
-from search.indexing.journal import IndexJournal, JournalRow
-from search.indexing.progress import progress
+from search.indexing.journal import PROGRESS, IndexJournal, JournalRow
 from search.indexing.size import IndexSize
 from search.stored_index import DATABASE_FILE, CollectionInfo
 
@@ -195,8 +195,8 @@ def write(
 
 
 def with_progress(embedded: Embedded, what: str, total: int) -> Embedded:
-    """Yield `embedded`, and show how much of it is done."""
-    with progress(what, "chunks", total) as bar:
+    """Yield `embedded`, with a progress bar on a terminal."""
+    with tqdm(total=total, desc=what, unit=" chunks", **PROGRESS) as progress:
         for rows, vectors in embedded:
             yield rows, vectors
-            bar.update(len(rows))
+            progress.update(len(rows))

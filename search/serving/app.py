@@ -280,6 +280,7 @@ def _rest(retrieval: Retrieval, is_known: Callable[[bytes], bool], with_token: b
     # Its /docs loads nothing from elsewhere: there may be no network.
     app = FastAPIOffline(title="Dr. Zero retrieval", redoc_url=None)
     store, needs_token = retrieval.store, {401: _REASON_401} if with_token else {}
+    reading = asyncio.Lock()  # FAISS may read its whole corpus for one
 
     def described() -> dict[str, str | int | bool]:
         return {"collection": store.name, **store.info.to_metadata()}
@@ -290,6 +291,21 @@ def _rest(retrieval: Retrieval, is_known: Callable[[bytes], bool], with_token: b
         if not is_known(request.headers.get("authorization", "").encode("latin-1")):
             return JSONResponse({"detail": _TOKEN_NEEDED}, 401, {"WWW-Authenticate": "Bearer"})
         return JSONResponse(described())
+
+    @app.get(
+        "/passages/{key:path}",
+        responses=_failures(needs_token | {404: "The index has no passage with this id"}),
+        dependencies=_security(with_token),
+    )
+    async def passage(request: Request, key: str) -> Response:
+        """Return the text of one passage, its title on the first line."""
+        if not is_known(request.headers.get("authorization", "").encode("latin-1")):
+            return JSONResponse({"detail": _TOKEN_NEEDED}, 401, {"WWW-Authenticate": "Bearer"})
+        async with reading:
+            found = await asyncio.to_thread(store.passages_of, [key])
+        if key not in found:
+            return JSONResponse({"detail": f"no passage {key!r}"}, 404)
+        return JSONResponse({"id": key, "text": found[key]})
 
     @app.get(
         "/health",

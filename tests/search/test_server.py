@@ -35,8 +35,9 @@ from search_parts import (
     serving,
 )
 
-from drzero.commands.serve_search import address, curl_line
+from drzero.commands.serve_search import curl_line
 from drzero.ops import connections
+from drzero.ops.process.ports import address
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.stages.services import retrieval_spec
 from search.chroma.store import open_collection

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from tenacity import RetryCallState, wait_random_exponential
 
 from drzero.ops.text import is_loopback, is_number
+from environments.call import ToolSchema
 from environments.turn_text import THINK, THINK_END
 from verl_ext.clients.served_model import (
     NOT_LET_IN,
@@ -229,6 +230,7 @@ class ChatDialogue:
     endpoint: ChatEndpoint
     messages: list[dict[str, Any]]
     _: KW_ONLY
+    tools: Sequence[ToolSchema] = (SEARCH_TOOL_SCHEMA,)
     max_tokens_per_turn: int
     max_context_tokens: int
     temperature: float = 1.0
@@ -246,11 +248,12 @@ class ChatDialogue:
         request: dict[str, Any] = {
             "model": self.endpoint.model,
             "messages": self.messages,
-            "tools": [SEARCH_TOOL_SCHEMA],
             "max_tokens": room,
             "temperature": self.temperature,
             "top_p": self.top_p,
         }
+        if self.tools:
+            request["tools"] = list(self.tools)
         if seed is not None:
             request["seed"] = seed
         answer = await self.endpoint.ask(request)

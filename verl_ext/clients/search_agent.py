@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol
 
+from environments.call import ToolSchema
 from search.client import SearchRefused, SearchUnavailable
 from verl_ext.clients.chat_endpoint import ChatDialogue, ChatEndpoint, ConversationRefused, Reply
 from verl_ext.clients.served_model import ServedModel, ServerUnavailable
@@ -98,6 +99,14 @@ class SearchAgent(ServedModel):
             latency_s=latency_s,
         )
 
+    async def say(self, messages: Sequence[Message], most: int | None = None) -> Reply | None:
+        """One turn of at most so many tokens without a search, or None if the messages leave no room.
+
+        Raises as `converse`, and ServerUnavailable, ConversationRefused or TimeoutError if it fails.
+        """
+        async with self._slots, asyncio.timeout(self.deadline_s):
+            return await self._begin(messages, (), most).reply(None)
+
     async def _play(
         self,
         messages: Sequence[Message],
@@ -130,12 +139,19 @@ class SearchAgent(ServedModel):
             dialogue.answer([call.response or "" for call in calls[:MAX_CALLS_PER_TURN]])
         return None
 
-    def _begin(self, messages: Sequence[Message]) -> "_TokenDialogue | ChatDialogue":
+    def _begin(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema] = (SEARCH_TOOL_SCHEMA,),
+        most: int | None = None,
+    ) -> "_TokenDialogue | ChatDialogue":
+        limit = min(self.max_tokens_per_turn, most or self.max_tokens_per_turn)
         if self.endpoint is None:
-            return _TokenDialogue(self, messages)
+            return _TokenDialogue(self, messages, tools, limit)
         return self.endpoint.dialogue(
             messages,
-            max_tokens_per_turn=self.max_tokens_per_turn,
+            tools=tools,
+            max_tokens_per_turn=limit,
             max_context_tokens=self.max_context_tokens,
             temperature=self.temperature,
             top_p=self.top_p,
@@ -163,14 +179,16 @@ async def answered(
 
 
 class _TokenDialogue:
-    def __init__(self, agent: SearchAgent, messages: Sequence[Message]) -> None:
-        self._agent = agent
-        self._context = render_prompt_ids(agent.tokenizer, messages, [SEARCH_TOOL_SCHEMA])
+    def __init__(
+        self, agent: SearchAgent, messages: Sequence[Message], tools: Sequence[ToolSchema], limit: int
+    ) -> None:
+        self._agent, self._limit = agent, limit
+        self._context = render_prompt_ids(agent.tokenizer, messages, tools or None)
         self._said: list[int] = []
 
     async def reply(self, seed: int | None) -> Reply | None:
         agent, tokens_in = self._agent, len(self._context)
-        room = min(agent.max_tokens_per_turn, agent.max_context_tokens - tokens_in)
+        room = min(self._limit, agent.max_context_tokens - tokens_in)
         if room <= 0:
             return None
         said = await agent.complete(self._context, room, seed)

@@ -19,20 +19,14 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from drzero.ops.openai_http import RequestRefused, sse
 from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
-from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, RequestRefused
+from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
 from verl_ext.engine.engine import EngineFailure, Generation, ReferenceEngine
 from verl_ext.method.chat import opened_thinking, plain_message, render_prompt_ids, turn_end_id
 
 _OWN_OPTIONS = {"conversation", "tools", "chat_template", "tokenize", "return_dict", "add_generation_prompt"}
 """Options of `apply_chat_template` that only the server sets."""
-
-
-def error_body(
-    message: str, *, kind: str, param: str | None = None, code: str | None = None
-) -> dict[str, Any]:
-    """An error as OpenAI writes it."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 @dataclass
@@ -98,7 +92,7 @@ class Job:
             while len(done) < len(tasks):
                 index, piece = await pieces.get()
                 if isinstance(piece, Exception):
-                    yield _sse(error_body(str(piece), kind="server_error"))
+                    yield sse(RequestRefused(str(piece), status=503).body())
                     return
                 if isinstance(piece, int):
                     if text := texts[index].push(piece):
@@ -108,7 +102,7 @@ class Job:
                 for event in self._last_events(index, piece, texts[index].sent):
                     yield event
             if self.request.stream_options.include_usage:
-                yield _sse(self._head(self._chunk) | {"choices": [], "usage": self._usage(done)})
+                yield sse(self._head(self._chunk) | {"choices": [], "usage": self._usage(done)})
             yield "data: [DONE]\n\n"
         finally:
             for task in tasks:
@@ -205,7 +199,7 @@ class Job:
     def _event(self, index: int, said: dict[str, Any], **ended: Any) -> str:
         choice = {"index": index, "finish_reason": None, "logprobs": None, **ended}
         choice |= {"delta": said} if self.is_chat else said
-        return _sse(self._head(self._chunk) | {"choices": [choice]})
+        return sse(self._head(self._chunk) | {"choices": [choice]})
 
 
 @dataclass
@@ -333,7 +327,3 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_toke
 def _tool_call(call: Call) -> dict[str, Any]:
     function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-
-
-def _sse(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"

@@ -2,41 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from drzero.ops.openai_http import only, without_null
 from environments.call import ToolSchema
 from verl_ext.engine.sampling import MOST_TOP, SamplingParams
 
 
-class RequestRefused(Exception):
-    """A request that is not answered, in OpenAI's terms."""
-
-    def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400):
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
-
-
-def _only(*allowed: Any) -> AfterValidator:
-
-    def check(value: Any) -> Any:
-        if value not in allowed:
-            shown = " or ".join(map(repr, allowed))
-            raise PydanticCustomError("unsupported", "this server takes {shown} alone", {"shown": shown})
-        return value
-
-    return AfterValidator(check)
-
-
 class _Fields(BaseModel):
     model_config = ConfigDict(extra="forbid")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        return {name: value for name, value in data.items() if value is not None}
+    _present = model_validator(mode="before")(without_null)
 
 
 class _StreamOptions(_Fields):
@@ -62,12 +37,12 @@ class SamplingFields(_Fields):
     stream_options: _StreamOptions = _StreamOptions()
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    frequency_penalty: Annotated[Any, _only(0)] = 0
-    presence_penalty: Annotated[Any, _only(0)] = 0
-    repetition_penalty: Annotated[Any, _only(1)] = 1
-    min_p: Annotated[Any, _only(0)] = 0
-    logit_bias: Annotated[Any, _only({})] = {}
-    store: Annotated[Any, _only(False)] = False
+    frequency_penalty: Annotated[Any, only(0)] = 0
+    presence_penalty: Annotated[Any, only(0)] = 0
+    repetition_penalty: Annotated[Any, only(1)] = 1
+    min_p: Annotated[Any, only(0)] = 0
+    logit_bias: Annotated[Any, only({})] = {}
+    store: Annotated[Any, only(False)] = False
     logprobs: Any = None
 
     @property
@@ -106,14 +81,14 @@ class CompletionRequest(SamplingFields):
     max_tokens: int = 16
     logprobs: int | None = Field(None, ge=0, le=MOST_TOP)
     return_tokens_as_token_ids: bool = False
-    echo: Annotated[Any, _only(False)] = False
+    echo: Annotated[Any, only(False)] = False
 
 
 class _Function(_Fields):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
-    strict: Annotated[Any, _only(False)] = False
+    strict: Annotated[Any, only(False)] = False
 
 
 class _Tool(_Fields):
@@ -152,7 +127,7 @@ class ChatMessage(_Fields):
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    annotations: Annotated[Any, _only([])] = []
+    annotations: Annotated[Any, only([])] = []
 
     def for_prompt(self) -> dict[str, Any]:
         """As chat templates take it, before `plain_message`."""
@@ -167,12 +142,12 @@ class ChatRequest(SamplingFields):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     tools: list[_Tool] = []
-    tool_choice: Annotated[Any, _only("auto", "none")] = "auto"
-    parallel_tool_calls: Annotated[Any, _only(True)] = True
+    tool_choice: Annotated[Any, only("auto", "none")] = "auto"
+    parallel_tool_calls: Annotated[Any, only(True)] = True
     logprobs: bool = False
-    top_logprobs: Annotated[Any, _only(0)] = 0
-    response_format: Annotated[Any, _only({"type": "text"})] = {"type": "text"}
-    modalities: Annotated[Any, _only(["text"])] = ["text"]
+    top_logprobs: Annotated[Any, only(0)] = 0
+    response_format: Annotated[Any, only({"type": "text"})] = {"type": "text"}
+    modalities: Annotated[Any, only(["text"])] = ["text"]
     chat_template_kwargs: dict[str, Any] = {}
     return_prompt_token_ids: bool = False
 
@@ -180,14 +155,3 @@ class ChatRequest(SamplingFields):
     def shown_tools(self) -> list[ToolSchema]:
         """The tools shown in the prompt."""
         return [] if self.tool_choice == "none" else [tool.schema_for_prompt() for tool in self.tools]
-
-
-def refusal(error: ValidationError) -> RequestRefused:
-    """The first error of a request, and its place."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
-    code = "unsupported_value" if first["type"] == "unsupported" else None
-    message = first["msg"]
-    if first["type"] == "extra_forbidden":
-        code, message = "unsupported_parameter", "this server does not know this field"
-    return RequestRefused(f"{place or 'body'}: {message}", place or None, code)

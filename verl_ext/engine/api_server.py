@@ -32,9 +32,10 @@ from transformers import PreTrainedTokenizerBase
 from drzero.ops.bearer import MODEL_KEY, bearer_headers
 from drzero.ops.connections import Connection
 from drzero.ops.disconnect import unless_gone
+from drzero.ops.openai_http import GONE, RequestRefused, read_body, refusal, unknown_model
 from environments.call import FORMS
-from verl_ext.engine.api_answers import Job, chat_job, completion_job, error_body
-from verl_ext.engine.api_requests import ChatRequest, CompletionRequest, RequestRefused, refusal
+from verl_ext.engine.api_answers import Job, chat_job, completion_job
+from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
 from verl_ext.engine.engine import EngineFailure, ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
@@ -42,7 +43,6 @@ from verl_ext.engine.sampling import SamplingParams
 BODY_BYTES, BODY_BYTES_PER_ID = 64 << 10, 64  # longest body, plus JSON per id of `max_seq_len`
 
 _NEEDS_TOKEN = f"a bearer token is needed: the one in the server's {MODEL_KEY}"
-_GONE = 499  # nginx's status for a client that closed its request
 
 
 def create_app(
@@ -72,26 +72,23 @@ def create_app(
 
     def check_model(asked: str | None) -> None:
         if asked not in (None, model_name):
-            message = (
-                f"The model {asked!r} does not exist here: this server has {model_name!r} "
-                "(served_name= of `drzero serve-model` gives it another name)"
-            )
-            raise RequestRefused(message, "model", "model_not_found", status=404)
+            advice = " (served_name= of `drzero serve-model` gives it another name)"
+            raise unknown_model(str(asked), repr(model_name), advice)
 
     @app.exception_handler(RequestRefused)
     async def refuse(request: Request, refused: RequestRefused) -> Response:
-        return _error(refused.status, str(refused), refused.param, refused.code)
+        return refused.response()
 
     @app.exception_handler(EngineFailure)
     async def fail(request: Request, failure: EngineFailure) -> Response:
-        return _error(503, str(failure))
+        return RequestRefused(str(failure), status=503).response()
 
     async def answer(request: Request, make: Callable[[bytes], Job]) -> Response:
         check_token(request)
         try:
-            content = await _body(request, body_bytes)
+            content = await read_body(request, body_bytes)
         except ClientDisconnect:  # amid its request
-            return Response(status_code=_GONE)
+            return Response(status_code=GONE)
         try:
             job = await asyncio.to_thread(make, content)  # long prompts take a while
             check_model(job.request.model)
@@ -102,7 +99,7 @@ def create_app(
             raise refusal(error) from error
         except ValueError as error:
             raise RequestRefused(str(error)) from error
-        return Response(status_code=_GONE) if whole is None else JSONResponse(whole)
+        return Response(status_code=GONE) if whole is None else JSONResponse(whole)
 
     # pydantic also refuses deep nesting and lone surrogates, which Python's own parser accepts.
     @app.post("/v1/completions")
@@ -144,7 +141,8 @@ def create_app(
                 canary = engine.generate([0], SamplingParams(max_tokens=1, temperature=0))
                 await asyncio.wait_for(canary, 30.0)
             except (EngineFailure, TimeoutError) as error:
-                return _error(503, f"the engine produces no token: {error or type(error).__name__}")
+                why = f"the engine produces no token: {error or type(error).__name__}"
+                return RequestRefused(why, status=503).response()
         tokens_at_last_check = engine.stats().tokens_out
         return Response(status_code=200)
 
@@ -178,21 +176,6 @@ class EngineCollector(Collector):
         }
         yield from (CounterMetricFamily(f"engine_{name}", *one) for name, one in counters.items())
         yield from (GaugeMetricFamily(f"engine_{name}", *one) for name, one in gauges.items())
-
-
-async def _body(request: Request, most: int) -> bytes:
-    """Refused with a 413 once more than `most` bytes have arrived."""
-    content = bytearray()
-    async for part in request.stream():
-        content += part
-        if len(content) > most:
-            raise RequestRefused(f"the body is longer than {most} bytes: the prompt cannot fit", status=413)
-    return bytes(content)
-
-
-def _error(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse(error_body(message, kind=kind, param=param, code=code), status_code=status)
 
 
 def _exit(message: str) -> None:

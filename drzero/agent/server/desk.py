@@ -5,7 +5,9 @@
 Whoever cancels the task frees the question's place, its search, and its place in the model's batch.
 """
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -13,6 +15,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from drzero.agent.answer import Answer
 from drzero.agent.earlier import Exchange
 from drzero.agent.running import Asker, Progress
+from verl_ext.clients.chat_endpoint import Reply
+from verl_ext.method.prompts import Message
 
 RETRY_AFTER_S = 2  # A question takes a few seconds
 
@@ -44,6 +48,11 @@ class Desk:
     figures: Figures = field(default_factory=Figures)
     _running: int = 0
 
+    @property
+    def names(self) -> list[str]:
+        """The sides' names in requests."""
+        return [self.name, *(asker.name for asker in self.askers[1:])]
+
     async def ask(
         self,
         question: str,
@@ -53,20 +62,30 @@ class Desk:
         side: int = 0,
     ) -> Answer:
         """Answer one question. Raises Busy, or as `Asker.ask`."""
+        with self._place(), self.figures.seconds.time():
+            answer = await self.askers[side].ask(question, earlier, progress)
+            self.figures.answers.labels(answer.state).inc()
+            return answer
+
+    async def say(
+        self, messages: Sequence[Message], most: int | None = None, *, side: int = 0
+    ) -> Reply | None:
+        """One reply of at most so many tokens without a search. Raises Busy, or as `SearchAgent.say`."""
+        with self._place():
+            return await self.askers[side].solver.say(messages, most)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
         if self._running >= self.places:
             self.figures.busy.inc()
             raise Busy(f"{self.places} questions are being answered: ask again in a moment")
         self._running += 1
         self.figures.running.inc()
-        answer = None
         try:
-            with self.figures.seconds.time():
-                answer = await self.askers[side].ask(question, earlier, progress)
-            return answer
+            yield
+        except asyncio.CancelledError:
+            self.figures.left.inc()
+            raise
         finally:
             self._running -= 1
             self.figures.running.dec()
-            if answer is None:
-                self.figures.left.inc()
-            else:
-                self.figures.answers.labels(answer.state).inc()

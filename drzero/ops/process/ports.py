@@ -16,6 +16,8 @@ from drzero.ops.errors import UserError
 from drzero.ops.process.lock import AlreadyRunning, HeldLock
 
 _OURS = range(20_000, 32_768)  # below Linux's ports for outgoing connections (net.ipv4.ip_local_port_range)
+EVERY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Hosts that mean every address of this machine, and one address to ask."""
 _reserved: dict[int, HeldLock] = {}
 """This process's reservations, released by the kernel when the process ends."""
 
@@ -30,20 +32,26 @@ def free_port(preferred: int | None, host: str = "127.0.0.1") -> int:
         while True:
             with suppress(PortTaken):
                 return free_port(random.choice(_OURS), host)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Like servers, ignore connections in TIME_WAIT from an earlier run.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, preferred))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            raise PortTaken(
-                f"port {preferred} on {host} is taken by {_holder(preferred)}. "
-                "Stop that process, set another port, or leave the port unset to get a free one."
-            ) from None
+    with bind(preferred, host) as probe:
         return int(probe.getsockname()[1])
+
+
+def bind(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """Hold the port without listening, so that clients are refused until then. Raises PortTaken."""
+    held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    # Like servers, ignore connections in TIME_WAIT from an earlier run.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((host, port))
+    except OSError as error:
+        held.close()
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise PortTaken(
+            f"port {port} on {host} is taken by {_holder(port)}. "
+            "Stop that process, set another port, or leave the port unset to get a free one."
+        ) from None
+    return held
 
 
 def reserve_port(preferred: int | None, host: str = "127.0.0.1") -> int:
@@ -70,3 +78,9 @@ def _holder(port: int | None) -> str:
         return f"pid {pid} ({' '.join(psutil.Process(pid).cmdline())})"
     except (StopIteration, psutil.Error):
         return "a process of another user"
+
+
+def address(host: str, port: int) -> str:
+    """The address at which this machine asks a service that binds this host and port."""
+    host = EVERY_HOST.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

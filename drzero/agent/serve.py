@@ -1,0 +1,120 @@
+"""`drzero serve-agent`: the trained agent as a service, until you interrupt it.
+
+    drzero serve-agent                                     # the last iteration's solver
+    drzero serve-agent --compare iteration=0               # and the model before training, as a second model
+    drzero serve-agent port=8091 host=0.0.0.0              # other machines need AGENT_TOKEN
+    drzero serve-agent endpoint=https://api.example.com/v1 api=chat endpoint_model=a-model
+
+It takes the settings and the index of the loop in paths.checkpoints, as `drzero ask` does. OpenAI's client
+uses it by its address: `/v1/chat/completions` (also streamed) and `/v1/models`. `/health` and `/metrics` tell
+how it is doing. With AGENT_TOKEN set, here or in .env, requests need it as their bearer token.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+
+import uvicorn
+from omegaconf import DictConfig, open_dict
+
+from drzero.agent.compose import compose_agent
+from drzero.agent.running import Agents, running
+from drzero.agent.server.app import create_app
+from drzero.agent.server.desk import Desk
+from drzero.loop.plan import take_option
+from drzero.ops.bearer import AGENT_KEY, bearer_of
+from drzero.ops.connections import Connection
+from drzero.ops.console import say, set_verbose
+from drzero.ops.errors import UserError
+from drzero.ops.process.ports import address, bind, reserve_port
+from drzero.recipe.compose import retrieval_url
+from search.client import SearchClient
+
+_CHECK_EVERY_S = 0.5
+_DRAIN_S = 5  # For open requests at the end
+
+
+def run_serve_agent(arguments: Sequence[str]) -> None:
+    """Serve until interrupted. Raises PortTaken, PreflightFailed or ServiceDied."""
+    compared, words = take_option(arguments, "--compare")
+    config = compose_agent("serve_agent", words)
+    other = None if compared is None else compose_agent("serve_agent", [*words, compared])
+    set_verbose(config.verbose)
+    with closing(_bind(config)) as listener, running(config, other, "serve_agent") as agents:
+        asyncio.run(_serve(config, agents, listener))
+
+
+def _bind(config: DictConfig) -> socket.socket:
+    """Hold the port before the services start, which takes long."""
+    try:
+        listener = bind(reserve_port(config.port, config.host), config.host)
+    except (OSError, OverflowError) as error:
+        raise UserError(f"nothing can listen at {config.host} port {config.port}: {error}") from error
+    with open_dict(config):
+        config.port = listener.getsockname()[1]
+    return listener
+
+
+async def _serve(config: DictConfig, agents: Agents, listener: socket.socket) -> None:
+    search = SearchClient(retrieval_url(agents.sides[0][0].retrieval))
+    async with agents.opened() as askers:
+        desk = Desk(askers, askers[0].name, agents.index, places=config.solver.concurrency)
+        app = create_app(
+            desk,
+            search,
+            token=bearer_of(AGENT_KEY),
+            states=lambda: _states(agents),
+            lists_sources=config.sources_in_text,
+        )
+        server = uvicorn.Server(_settings(app))
+        watching = asyncio.create_task(_watch(server, agents, config, desk.names))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            watching.cancel()
+            await search.aclose()
+        if watching.done():
+            watching.result()
+
+
+def _settings(app: object) -> uvicorn.Config:
+    # At INFO uvicorn would log every request.
+    level = "debug" if os.environ.get("DRZERO_LOG_LEVEL") == "DEBUG" else "warning"
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        log_level=level,
+        http=Connection,
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=_DRAIN_S,
+    )
+
+
+async def _watch(server: uvicorn.Server, agents: Agents, config: DictConfig, names: Sequence[str]) -> None:
+    """Describe the server once it answers, and end it if a service ends."""
+    try:
+        while not server.started:
+            await asyncio.sleep(0.05)
+        _describe(config, names)
+        while True:
+            agents.services.check()
+            await asyncio.sleep(_CHECK_EVERY_S)
+    finally:
+        server.should_exit = True
+
+
+def _states(agents: Agents) -> Mapping[str, str]:
+    services = agents.services
+    own = {service.spec.name: service.state for service in services.services}
+    return own | {service.spec.name: service.state for service in services.external}
+
+
+def _describe(config: DictConfig, names: Sequence[str]) -> None:
+    url = address(config.host, config.port)
+    token = f"the bearer token in {AGENT_KEY}" if bearer_of(AGENT_KEY) else "no token, or any"
+    models = " and ".join(map(repr, names))
+    say("serve-agent", f"{url} answers for {models}, with {token}; Ctrl-C ends it. For OpenAI's client:")
+    # Alone on its line, to be copied.
+    print(f"\nexport OPENAI_BASE_URL={url}/v1\n", flush=True)
