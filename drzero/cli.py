@@ -170,6 +170,7 @@ TRIALS = {
 }
 USES = {
     "ask": _reader("agent.ask:run_ask", "put a question to the agent", stage="ask"),
+    "bundle": _reader("agent.write_bundle:run_bundle", "the agent as one folder", stage="bundle"),
     "serve-agent": _reader("agent.serve:run_serve_agent", "the agent as a service", stage="serve_agent"),
 }
 COMMANDS = {**STAGES, **READERS, **TRIALS, **USES}

@@ -6,30 +6,18 @@ The last iteration answers unless you say which. What you type wins over what th
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from drzero.agent.bundle.opening import bundle_values
+from drzero.agent.keys import INDEX_KEYS, answer_keys
 from drzero.ops.errors import UserError
 from drzero.recipe.compose import RESOLVED, compose_plain, compose_stage
 from drzero.recipe.overrides import assigned, key_of
-from drzero.recipe.settings.schema import schema_of
 
-_INDEX = (
-    "index",
-    "chroma.path",
-    "chroma.collection",
-    "chroma.shards",
-    "faiss.path",
-    "faiss.corpus",
-    "retrieval.url",
-    "retrieval.embedder",
-)
-"""Where the run searched."""
-_NOT_TAKEN = ("question_fields.", "solver.engine", "solver.dtype", "solver.server_args", "solver.temperature")
-"""What follows from this machine, and the temperature, which is 0 here."""
 _OTHER_MODELS = ("model", "base_model", "solver.model_path", "endpoint")
 
 
@@ -42,20 +30,7 @@ def compose_agent(stage: str, overrides: Sequence[str]) -> DictConfig:
     return compose_stage(stage, [*_from_run(overrides), *overrides])
 
 
-def answer_keys() -> list[str]:
-    """The keys that an answer depends on, besides model, machine and index."""
-    keys = schema_of("evaluate").changing_journal()
-    return [key for key in keys if not key.startswith(_NOT_TAKEN)]
-
-
-def index_keys() -> tuple[str, ...]:
-    """The keys that say what is searched."""
-    return _INDEX
-
-
-def taken(recorded: DictConfig, keys: Sequence[str]) -> list[str]:
-    """A recorded config's values of these keys, as overrides."""
-    values = {key: OmegaConf.select(recorded, key) for key in keys}
+def _overrides(values: Mapping[str, Any]) -> list[str]:
     return [_override(key, value) for key, value in values.items() if value is not None]
 
 
@@ -68,9 +43,12 @@ def _override(key: str, value: Any) -> str:
 def _from_run(overrides: Sequence[str]) -> list[str]:
     typed = {key_of(override): override.partition("=")[2] for override in overrides}
     roots = [override for override in overrides if key_of(override).startswith("paths.")]
-    folder = Path(compose_plain("ask", roots).paths.checkpoints)
-    iteration = typed.get("iteration")
+    paths = compose_plain("ask", roots).paths
+    folder, iteration = Path(paths.checkpoints), typed.get("iteration")
     is_trained = not any(key in typed for key in _OTHER_MODELS)
+    if (bundle := typed.get("bundle", "null").strip("'\"")) != "null":
+        corpus = Path(paths.corpus).absolute()
+        return _overrides(bundle_values(bundle, typed, corpus=corpus, trained=is_trained))
     if is_trained and iteration is None:
         iteration = str(_last_iteration(folder))
     recorded = _recorded(folder, iteration or "0")
@@ -79,8 +57,9 @@ def _from_run(overrides: Sequence[str]) -> list[str]:
         return chosen
     # A retrieval.url goes with what it serves; a typed place of an index replaces both.
     has_place = any(key.startswith(("chroma.", "faiss.", "index", "retrieval.url")) for key in typed)
-    keys = () if has_place else _INDEX
-    return [*chosen, *taken(recorded, [*keys, *(["base_model", *answer_keys()] if is_trained else [])])]
+    keys = () if has_place else INDEX_KEYS
+    wanted = [*keys, *(["base_model", *answer_keys()] if is_trained else [])]
+    return [*chosen, *_overrides({key: OmegaConf.select(recorded, key) for key in wanted})]
 
 
 def _last_iteration(folder: Path) -> int:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig, open_dict
 
 from drzero.agent.answer import Answer, Source, answer_of, sources_of
+from drzero.agent.bundle.opening import check_index
 from drzero.agent.earlier import Exchange, with_earlier
 from drzero.ops.process.isolated import in_child
 from drzero.ops.process.ports import reserve_port
@@ -89,6 +90,7 @@ def running(config: DictConfig, other: DictConfig | None = None, stage: str = "a
     configs = [check_and_resolve(config, stage)]
     if other is not None:
         configs.append(_beside(configs[0], other, stage))
+    in_child(check_index, configs[0], [one.bundle for one in configs])
     named = list(zip(configs, ("solver", "compared"), strict=False))
     sides = [(one, stage_model(one, name)) for one, name in named]
     for one, model in sides:

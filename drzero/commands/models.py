@@ -21,16 +21,11 @@ from drzero.ops.text import did_you_mean
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.machine import declared_machine
 from drzero.preflight.model_shape import load_shape
-from drzero.preflight.models import HUB_ID, hub_folder, weights_fault
+from drzero.preflight.models import HUB_ID, hub_folder, wanted_files, weights_fault
 from drzero.preflight.run import STAGE_NAMES
 from drzero.recipe.compose import CONFIG_DIR, compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
-
-_CONFIGS = (".json", ".txt", ".model", ".jinja", ".py")
-"""Endings of configs, tokenizer, chat template and code, which every repository needs."""
-_OTHER_FORMATS = ("onnx/", "openvino/", "original/", "coreml/", "metal/")
-"""Folders with the same weights in other programs' formats."""
 
 
 def run_fetch_models(arguments: Sequence[str]) -> None:
@@ -76,14 +71,6 @@ def _hub_models(stage: str, config: DictConfig) -> Iterator[tuple[str, str]]:
     for key, model in models.items():
         if HUB_ID.fullmatch(model) and not Path(model).exists():
             yield key, model
-
-
-def wanted_files(names: Sequence[str]) -> list[str]:
-    """The files of a repository that our programs load: configs, and weights in one format."""
-    own = [name for name in names if not name.startswith(_OTHER_FORMATS)]
-    configs = [name for name in own if name.endswith(_CONFIGS)]
-    weights = [name for name in own if name.endswith(".safetensors")]
-    return sorted({*configs, *(weights or [name for name in own if name.endswith(".bin")])})
 
 
 BYTES_PER_WEIGHT = 2  # bfloat16, as most weights on the hub are

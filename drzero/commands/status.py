@@ -21,13 +21,15 @@ def run_status(config: DictConfig) -> None:
     root = Path(config.paths.checkpoints)
     found = [root / "evolve", *sorted(root.glob("seed*/evolve"))]
     loops = [folder for folder in found if (folder / "manifest.json").is_file()]
-    alone = [lock.parent for lock in sorted(root.glob("*/lock")) if lock_is_held(lock)]
+    locks = sorted(root.glob("*/lock"), key=lambda lock: lock.stat().st_mtime)
+    alone = [lock.parent for lock in locks if lock_is_held(lock)]
     for folder in alone if not any(lock_is_held(loop / "lock") for loop in loops) else []:
         console().print(f"{folder.name} runs: `drzero top {folder}` shows it", soft_wrap=True)
     if not loops and not alone:
+        last = f"; of its last run `drzero diagnose {locks[-1].parent}` tells" if locks else ""
         raise FileNotFoundError(
             f"no loop has been started under {root}: start one with `drzero evolve`, or name its "
-            "place with paths.checkpoints=…"
+            f"place with paths.checkpoints=…{last}"
         )
     for folder in loops:
         manifest = Manifest(folder / "manifest.json")

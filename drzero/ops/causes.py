@@ -31,7 +31,7 @@ CAUSES: tuple[Cause, ...] = (
         # Ray's monitor kills its own workers; the kernel kills anybody.
         r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|node running low on memory"
         r"|oom-kill|killed pid \d+ for lack of memory",
-        "close other programs (`drzero preflight` names the largest), or lower batches and lengths, then "
+        "close other programs, or lower batches and lengths (`drzero preflight` says how far), then "
         "rerun: it resumes at the last checkpoint",
         culprit="this machine's memory",
     ),

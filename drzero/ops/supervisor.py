@@ -124,7 +124,7 @@ def _until_its_end(
         if watchdog and found and (watchdog.plan.stall_action != "report" or found.pattern in FINAL):
             raise Stalled(
                 f"the run stalled and was stopped: {found.sentence}. Culprit: {found.culprit}. "
-                f"{found.advice}. Report: {watchdog.report}",
+                f"{found.advice[:1].upper()}{found.advice[1:]}. Report: {watchdog.report}",
                 child,
                 found.pattern,
             )

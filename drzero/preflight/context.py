@@ -150,6 +150,7 @@ class CheckContext:
             "synthesize": {"challenger": config.get("challenger") if self.serves_model else None},
             "preview": served if self.serves_model else {},
             "serve_model": served,
+            "bundle": served,
             "compare_rollouts": {"base_model": config.base_model, **(served if self.serves_model else {})},
             **dict.fromkeys(
                 ("evaluate", "ask", "serve_agent"),

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -42,6 +42,10 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _FORMATS = ("model.safetensors", "pytorch_model.bin")
 _QUICKLY_READ = 256 * 2**20  # bytes of a source that is read for a sample
 _AGAIN = "download, upload or export the model again"
+_CONFIGS = (".json", ".txt", ".model", ".jinja", ".py")
+"""Endings of configs, tokenizer, chat template and code, which every repository needs."""
+_OTHER_FORMATS = ("onnx/", "openvino/", "original/", "coreml/", "metal/")
+"""Folders with the same weights in other programs' formats."""
 # Organisations whose models need a signed licence and a token.
 _GATED = re.compile(r"(meta-llama|google/gemma|mistralai)", re.IGNORECASE)
 
@@ -111,6 +115,14 @@ def weights_fault(folder: Path) -> str | None:
         if whole in there:
             return None
     return None if there else "holds no weights (*.safetensors)"
+
+
+def wanted_files(names: Sequence[str]) -> list[str]:
+    """The files of a repository that our programs load: configs, and weights in one format."""
+    own = [name for name in names if not name.startswith(_OTHER_FORMATS)]
+    configs = [name for name in own if name.endswith(_CONFIGS)]
+    weights = [name for name in own if name.endswith(".safetensors")]
+    return sorted({*configs, *(weights or [name for name in own if name.endswith(".bin")])})
 
 
 def _weights(key: str, folder: Path) -> Iterator[Finding]:

@@ -213,6 +213,7 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     "serve_model": _SERVE_MODEL,
     "ask": _ASK,
     "serve_agent": [PreflightCheck(environment.check_agent_host, "host"), *_ASK],
+    "bundle": [*_MODELS, *_OWN_INDEX[:1]],
     "compare_rollouts": _SERVE_MODEL,
     "flow_test": [*_QUEUES, _RUN_FOLDER, *_MACHINE],
 }

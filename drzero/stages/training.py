@@ -131,7 +131,8 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
         except Stalled as stalled:
             if not left or stalled.pattern == ALIKE:
                 raise
-            say("watchdog", f"{stalled.summary}; restarting from the last checkpoint ({left - 1} left)")
+            step = max(saved_step(folder), start_step(config) or 0)
+            say("watchdog", f"{stalled.summary}; restarting after step {step} ({left - 1} restarts left)")
         require_time(config.run.name, START_S)
         if saved_step(folder) > (start_step(config) or 0):
             config.trainer.resume_mode = "auto"

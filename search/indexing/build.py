@@ -17,8 +17,6 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from drzero.ops.files import recover, sole_writer, work_folder
 from drzero.ops.text import counted
 from search.chroma.store import BEING_WRITTEN
@@ -32,7 +30,8 @@ from search.indexing.collection import (
     with_progress,
     write,
 )
-from search.indexing.journal import PROGRESS, Changes, IndexJournal, Survey
+from search.indexing.journal import Changes, IndexJournal, Survey
+from search.indexing.progress import progress
 from search.indexing.size import Planned
 from search.sources.corpus import Corpus
 from search.sources.document import Document
@@ -44,8 +43,6 @@ if TYPE_CHECKING:  # it loads FAISS
 JOURNAL = "journal.sqlite3"
 SPLIT_DOCUMENTS = 256  # Documents whose chunks enter the journal together
 TOGETHER = 1024  # Most chunks embedded and committed together: one document can have a hundred thousand
-# tqdm would print all digits of a part of a document.
-_DOCUMENTS_IN_PART = "{l_bar}{bar}| {n:.2f}/{total} docs [{elapsed}<{remaining}]"
 
 
 @dataclass(frozen=True)
@@ -269,12 +266,12 @@ class Build:
             print(f"dropped {dropped} chunks that an interrupted run had embedded of other documents")
         with (
             closing(journal.read_unsplit(self.corpus)) as documents,  # closed before the journal it reads
-            tqdm(total=count, desc="splitting", bar_format=_DOCUMENTS_IN_PART, **PROGRESS) as progress,
+            progress("splitting", "documents", count) as bar,
         ):
 
             def split(some: Iterator[tuple[Document, str]]) -> Iterator[tuple[Document, str, list[Chunk]]]:
                 for document, digest in some:
-                    yield document, digest, chunker.split(document, progress.update)
+                    yield document, digest, chunker.split(document, bar.update)
 
             for _ in range(0, count, SPLIT_DOCUMENTS):
                 journal.add_chunks(split(islice(documents, SPLIT_DOCUMENTS)))

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from chromadb.errors import ChromaError
-from tqdm import tqdm
 
 from drzero.ops.files import publish
 from search.chroma.content import check_content, record_content
@@ -33,7 +32,8 @@ from search.chroma.store import (
 )
 from search.embedders import model_identity
 from search.errors import StoreError
-from search.indexing.journal import PROGRESS, IndexJournal, JournalRow
+from search.indexing.journal import IndexJournal, JournalRow
+from search.indexing.progress import progress
 from search.indexing.size import IndexSize
 from search.stored_index import DATABASE_FILE, CollectionInfo
 
@@ -195,8 +195,8 @@ def write(
 
 
 def with_progress(embedded: Embedded, what: str, total: int) -> Embedded:
-    """Yield `embedded`, with a progress bar on a terminal."""
-    with tqdm(total=total, desc=what, unit=" chunks", **PROGRESS) as progress:
+    """Yield `embedded`, and show how much of it is done."""
+    with progress(what, "chunks", total) as bar:
         for rows, vectors in embedded:
             yield rows, vectors
-            progress.update(len(rows))
+            bar.update(len(rows))

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from search.indexing.chunking import Chunk
+from search.indexing.progress import progress
 from search.sources.corpus import Corpus, Reading
 from search.sources.document import CorpusError, Document, Fault
 from search.sources.files import KINDS
@@ -49,9 +49,6 @@ CREATE TABLE vectors (chunk INTEGER PRIMARY KEY, vector BLOB NOT NULL);
 """
 _EXAMPLES = 5  # Duplicates to name
 ROW = "c.number, c.id, c.title, c.text, c.document, c.digest, c.part, c.parts"
-
-PROGRESS: dict[str, Any] = {"mininterval": 1.0, "delay": 1.0, "leave": False, "disable": None}
-"""For tqdm's bars: on a terminal only, and removed when the work is done."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ class IndexJournal:
         reading = Reading()
         examples: list[tuple[str, str]] = []
         with self.transaction():
-            for number, document in tqdm(corpus.read(reading), desc="reading", unit=" docs", **PROGRESS):
+            for number, document in progress("reading", "documents", done=corpus.read(reading)):
                 digest, content, origin = document.digest(), document.content(), str(document.origin)
                 record = (number, document.id, digest.hex(), content, origin)
                 if self._db.execute("INSERT OR IGNORE INTO source VALUES (?, ?, ?, ?, ?)", record).rowcount:

@@ -44,7 +44,8 @@ from search.indexing.build import (
 )
 from search.indexing.chunking import Chunking
 from search.indexing.collection import Collection, settings_of
-from search.indexing.journal import PROGRESS, Changes, IndexJournal
+from search.indexing.journal import Changes, IndexJournal
+from search.indexing.progress import hide
 from search.indexing.size import IndexSize, Planned, ShardedSize
 from search.sources.corpus import Corpus
 from search.stored_index import CollectionInfo
@@ -337,7 +338,7 @@ def _write_shard(name: str, unwritten: Unwritten, answer: Connection, parent: in
         return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent ends this process
     setproctitle(f"drzero: writes {name}")
-    PROGRESS["disable"] = True  # its bar would be drawn over the parent's
+    hide()  # it would be drawn over the parent's
     try:
         unwritten.write()
         (unwritten.work / JOURNAL).unlink()  # of the index's size

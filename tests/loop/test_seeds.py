@@ -152,7 +152,9 @@ def test_status_names_a_run_that_lives_outside_a_loop(
     assert "ended runs" not in shown and ("solver_iter1" in shown) == has_loop
     # Without it, there is nothing to show but the loop.
     assert main(["status", f"paths.checkpoints={tmp_path}"]) == (0 if has_loop else 2)
-    assert "preview runs" not in capsys.readouterr().out
+    shown, refused = capsys.readouterr()
+    assert "preview runs" not in shown
+    assert (f"of its last run `drzero diagnose {tmp_path / 'preview'}` tells" in refused) == (not has_loop)
 
 
 def test_status_shows_a_stage_whose_results_are_being_removed_as_to_redo(tmp_path, capsys):

@@ -1,18 +1,20 @@
-"""A model hub on loopback, which answers the four requests of a download, refuses all, or stays silent.
+"""A model hub on loopback: it answers the requests of downloads and uploads, refuses all, or stays silent.
 
 The tests' own hub, `NO_HUB`, is an address at which nobody answers, until a test starts a hub there.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import re
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 REVISION = "0" * 40
@@ -33,7 +35,8 @@ class _Server(ThreadingHTTPServer):
 class LoopbackHub:
     """Serves `models` (hub id, file name, content). `fetched` lists the files whose content was requested.
 
-    With a `status` every answer has it. A `silent` hub takes requests and answers none.
+    With a `status` every answer has it. A `silent` hub takes requests and answers none. The `token` lets one
+    upload, and see `private` models.
     """
 
     def __init__(
@@ -43,8 +46,13 @@ class LoopbackHub:
         port: int = 0,
         status: int | None = None,
         silent: bool = False,
+        token: str | None = None,
     ) -> None:
+        self.models = {name: dict(files) for name, files in models.items()}
+        self.private: set[str] = set()
+        self.revision = REVISION
         self.fetched: list[str] = []
+        self._large: dict[str, bytes] = {}  # by sha256, before a commit names them
         self._heads: list[str] = []
         self._ended = threading.Event()
         hub = self
@@ -56,6 +64,18 @@ class LoopbackHub:
             def do_GET(self) -> None:
                 self._answer(body=True)
 
+            def do_POST(self) -> None:
+                self._take(self.rfile.read(int(self.headers["Content-Length"])))
+
+            do_PUT = do_POST
+
+            def _take(self, content: bytes) -> None:
+                if self.headers["Authorization"] != f"Bearer {token}":
+                    self._send(401, b'{"error": "Invalid credentials in Authorization header"}', True)
+                    return
+                status, answer = hub._uploaded(urlsplit(self.path).path.strip("/"), content)
+                self._send(status, json.dumps(answer).encode(), True)
+
             def _answer(self, *, body: bool) -> None:
                 path = urlsplit(self.path).path.lstrip("/")
                 if not body:
@@ -66,13 +86,14 @@ class LoopbackHub:
                 if status:
                     self._send(status, b'{"error": "refused"}', body)
                     return
-                model = next((name for name in models if f"{name}/" in f"{path}/"), None)
-                if model is None:
+                model = next((name for name in hub.models if f"{name}/" in f"{path}/"), None)
+                is_let_in = self.headers["Authorization"] == f"Bearer {token}"
+                if model is None or (model in hub.private and not is_let_in):
                     self._send(
                         401, b'{"error": "Repository not found"}', body, {"X-Error-Code": "RepoNotFound"}
                     )
                     return
-                files, verb = models[model], path.partition(model)[2].strip("/")
+                files, verb = hub.models[model], path.partition(model)[2].strip("/")
                 if verb.startswith("tree/"):
                     tree = [
                         {"type": "file", "path": name, "size": len(data), "oid": _etag(data)}
@@ -81,13 +102,15 @@ class LoopbackHub:
                     self._send(200, json.dumps(tree).encode(), body)
                 elif path.startswith("api/"):
                     names = [{"rfilename": name} for name in files]
-                    info = {"id": model, "sha": REVISION, "siblings": names}
+                    info = {"id": model, "sha": hub.revision, "siblings": names}
+                    info["private"] = model in hub.private
                     self._send(200, json.dumps(info).encode(), body)
+                elif (name := verb.split("/", 2)[2]) not in files:
+                    self._send(404, b"{}", body, {"X-Error-Code": "EntryNotFound"})
                 else:
-                    name = verb.split("/", 2)[2]
                     if body:
                         hub.fetched.append(f"{model}/{name}")
-                    headers = {"X-Repo-Commit": REVISION, "ETag": f'"{_etag(files[name])}"'}
+                    headers = {"X-Repo-Commit": hub.revision, "ETag": f'"{_etag(files[name])}"'}
                     self._send(200, files[name], body, headers)
 
             def _send(self, status: int, data: bytes, body: bool, headers: Mapping[str, str] = {}) -> None:
@@ -103,6 +126,49 @@ class LoopbackHub:
 
         self._server = _Server(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def _uploaded(self, path: str, content: bytes) -> tuple[int, dict[str, Any]]:
+        """Take one request of an upload; returns status and answer."""
+        if path.startswith("lfs/"):
+            self._large[path.removeprefix("lfs/")] = content
+            return 200, {}
+        if path == "api/repos/create":
+            asked = json.loads(content)
+            name = f"{asked['organization']}/{asked['name']}"
+            if name in self.models:
+                return 409, {"error": "You already created this model repo", "url": f"{self.url}/{name}"}
+            self.models[name] = {".gitattributes": b"*.safetensors filter=lfs"}
+            self.private |= {name} if asked.get("private") else set()
+            return 200, {"url": f"{self.url}/{name}"}
+        if path.endswith(".git/info/lfs/objects/batch"):
+            return 200, {
+                "transfer": "basic",
+                "objects": list(map(self._wanted, json.loads(content)["objects"])),
+            }
+        model, verb = re.fullmatch(r"api/models/([^/]+/[^/]+)/(\w+)/main", path).groups()
+        if verb == "preupload":
+            files = json.loads(content)["files"]
+            modes = [
+                {"path": file["path"], "uploadMode": _mode(file), "shouldIgnore": False} for file in files
+            ]
+            return 200, {"files": modes}
+        self._commit(self.models[model], map(json.loads, content.splitlines()))
+        return 200, {"commitUrl": f"{self.url}/{model}/commit/{self.revision}", "commitOid": self.revision}
+
+    def _wanted(self, item: dict[str, Any]) -> dict[str, Any]:
+        upload = {"upload": {"href": f"{self.url}/lfs/{item['oid']}"}}
+        return item | ({} if item["oid"] in self._large else {"actions": upload})
+
+    def _commit(self, files: dict[str, bytes], lines: Iterable[dict[str, Any]]) -> None:
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self._large[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+        self.revision = f"{int(self.revision, 16) + 1:040x}"
 
     def asked(self) -> list[str]:
         """The paths of HEAD requests, which come first for each file."""
@@ -122,3 +188,7 @@ class LoopbackHub:
 
 def _etag(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def _mode(file: Mapping[str, Any]) -> str:
+    return "lfs" if file["size"] > 10**6 else "regular"

@@ -166,14 +166,19 @@ def _gone(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
         return
     said = [line for line in (situation.killed, situation.errors.get(landmarks.driver)) if line]
     _, cause = first_cause(said, landmarks.causes) or ("", None)
-    who = situation.stall.where
     yield Diagnosis(
         GONE,
-        (cause and cause.culprit) or who,
-        situation.stall.text + (f": {cause.name}" if cause else ""),
-        (*said, *([situation.others] if cause and cause.culprit and situation.others else [])),
+        (cause and cause.culprit) or situation.stall.where,
+        situation.stall.text + (f": {_named(cause, situation)}" if cause else ""),
+        tuple(said),
         cause.advice if cause else f"read {landmarks.driver}.log before it ended, then rerun to resume",
     )
+
+
+def _named(cause: Cause, situation: Situation) -> str:
+    """A cause's name, and for lack of memory who else has it."""
+    is_memory = cause.name == NO_HOST_MEMORY and situation.others
+    return f"{cause.name} ({situation.others})" if is_memory else cause.name
 
 
 def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
@@ -197,8 +202,8 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
         yield Diagnosis(
             cause.name,
             str(cause.culprit),
-            f"{cause.name}: {host[0][:200]}",
-            (*host, *filter(None, [situation.others])),
+            f"{_named(cause, situation)}: {host[0][:200]}",
+            tuple(host),
             cause.advice,
         )
     if error := _error_of(situation, "out of memory"):

@@ -26,6 +26,7 @@ OWN: dict[str, type | None] = {
     "serve_search": None,
     "serve_model": stages.ServeModel,
     "ask": stages.Ask,
+    "bundle": stages.Bundle,
     "serve_agent": stages.ServeAgent,
     "agent_bench": stages.AgentBench,
     "flow_test": stages.FlowTestStage,

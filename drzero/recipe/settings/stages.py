@@ -354,6 +354,28 @@ class Evaluate(EitherEndpoint):
 class Ask(EitherEndpoint):
     """The agent to ask."""
 
+    bundle: str | None = key(
+        None,
+        "Bundle to start from instead of a loop: its folder, or OWNER/NAME on the hub. Without an index "
+        "inside, also name a copy of its index.",
+    )
+
+
+@dataclass
+class Bundle:
+    """The bundle to write."""
+
+    out: str = key(MISSING, "Folder to write. A bundle there is replaced, anything else refused.")
+    with_index: bool = key(False, "Put the index inside, and its embedder if that is a folder.")
+    licence: str | None = key(None, "Licence of the base model, for the card: apache-2.0.")
+    corpus_licence: str | None = key(None, "Licence of the corpus, for the card.")
+    datasets: list[str] = key([], "Data sets on the hub that the corpus came from, for the card.")
+    push: str | None = key(
+        None,
+        "Upload it to the hub as OWNER/NAME, private if it is new (HF_TOKEN, HF_ENDPOINT).",
+        pattern=(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", "OWNER/NAME"),
+    )
+
 
 @dataclass
 class ServeAgent(Ask):
