@@ -20,16 +20,18 @@ from contextlib import nullcontext
 from typing import TextIO
 
 from drzero.agent.answer import Answer, Source
-from drzero.agent.compose import compose_agent
+from drzero.agent.compose import beside, compose_agent
 from drzero.agent.earlier import Exchange
 from drzero.agent.running import Agents, running
 from drzero.loop.plan import take_option
 from drzero.ops.console import has_live_terminal, set_verbose, stdout_apart
 from drzero.ops.errors import UserError
 from drzero.ops.notices import plain
+from drzero.ops.text import did_you_mean
 
 _OVERRIDE = re.compile(r"[+~]*[\w.@/]+=.*", re.DOTALL)
 _CODES = {"supported": 0, "unsupported": 0, "failed": 1, "none": 3}
+_OPTIONS = ("--compare", "--json")
 _SHOWN_SOURCES = 3
 
 
@@ -40,10 +42,13 @@ def run_ask(arguments: Sequence[str]) -> int:
     words = [word for word in words if word != "--json"]
     overrides = [word for word in words if _OVERRIDE.fullmatch(word)]
     questions = [word for word in words if word not in overrides]
+    if unknown := next((word for word in questions if re.fullmatch("--?[a-z-]+", word)), None):
+        hint = did_you_mean(unknown, _OPTIONS)
+        raise UserError(f"no option {unknown}{hint}. Options: {', '.join(_OPTIONS)}")
     if len(questions) > 1:
         raise UserError(f"one question at a time, in quotes: {' '.join(questions)!r}")
     config = compose_agent("ask", overrides)
-    other = None if compared is None else compose_agent("ask", [*overrides, compared])
+    other = None if compared is None else compose_agent("ask", beside(overrides, compared))
     set_verbose(config.verbose)
     with stdout_apart() if as_json else nullcontext(sys.stdout) as out, running(config, other) as agents:
         if questions:

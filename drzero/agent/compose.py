@@ -6,19 +6,24 @@ The last iteration answers unless you say which. What you type wins over what th
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig
 
 from drzero.agent.bundle.opening import bundle_values
 from drzero.agent.keys import INDEX_KEYS, answer_keys
+from drzero.checkpoints.reading import read_settings
+from drzero.loop.plan import last_of_each_key
 from drzero.ops.errors import UserError
-from drzero.recipe.compose import RESOLVED, compose_plain, compose_stage
-from drzero.recipe.overrides import assigned, key_of
+from drzero.recipe.compose import compose_plain, compose_stage
+from drzero.recipe.overrides import PLAIN_MODEL, assigned, key_of
 
-_OTHER_MODELS = ("model", "base_model", "solver.model_path", "endpoint")
+_OTHER_MODELS = ("solver.model_path", "endpoint", "model", "base_model")
+_NAMING = ("iteration", *_OTHER_MODELS, "endpoint_model", "endpoint_key", "api", "tokenizer")
+"""What says which model answers."""
 
 
 class NoAgent(UserError):
@@ -27,17 +32,44 @@ class NoAgent(UserError):
 
 def compose_agent(stage: str, overrides: Sequence[str]) -> DictConfig:
     """Compose `ask` or `serve_agent`. Raises NoAgent or OverrideError."""
-    return compose_stage(stage, [*_from_run(overrides), *overrides])
+    return compose_stage(stage, [*_plainly_worded(overrides), *_from_run(overrides), *overrides])
+
+
+def beside(overrides: Sequence[str], compared: str) -> list[str]:
+    """The overrides of the agent to compare with. Another model replaces all that names the first one."""
+    try:
+        words = shlex.split(compared)
+    except ValueError:  # a quotation mark without its partner
+        words = []
+    if not words or not all("=" in word for word in words):
+        raise UserError(f"--compare takes what names the other agent, such as iteration=0, not {compared!r}")
+    if any(key_of(word) in ("iteration", "bundle", *_OTHER_MODELS) for word in words):
+        overrides = [override for override in overrides if key_of(override) not in _NAMING]
+    return list(last_of_each_key([*overrides, *words]))
 
 
 def _overrides(values: Mapping[str, Any]) -> list[str]:
-    return [_override(key, value) for key, value in values.items() if value is not None]
+    corpus = values.get("paths.corpus")
+    return [_override(key, value, corpus) for key, value in values.items() if value is not None]
 
 
-def _override(key: str, value: Any) -> str:
+def _override(key: str, value: Any, corpus: str | None) -> str:
     if isinstance(value, ListConfig):
-        return assigned(key, [str(one) for one in value])
-    return assigned(key, value) if isinstance(value, str) else f"{key}={value}"
+        return assigned(key, [_in_corpus(str(one), corpus) for one in value])
+    return assigned(key, _in_corpus(value, corpus)) if isinstance(value, str) else f"{key}={value}"
+
+
+def _in_corpus(place: str, corpus: str | None) -> str:
+    """A place in the corpus's folder as such, so that it follows a typed paths.corpus."""
+    if corpus is None or not place.startswith(f"{corpus}/"):
+        return place
+    return f"${{paths.corpus}}{place.removeprefix(corpus)}"
+
+
+def _plainly_worded(overrides: Sequence[str]) -> list[str]:
+    """A chat endpoint's model has not learned the demo's short prompts, a laptop's default."""
+    is_named = any(key_of(override) == "model" for override in overrides)
+    return [f"model={PLAIN_MODEL}"] if "api=chat" in overrides and not is_named else []
 
 
 def _from_run(overrides: Sequence[str]) -> list[str]:
@@ -45,21 +77,19 @@ def _from_run(overrides: Sequence[str]) -> list[str]:
     roots = [override for override in overrides if key_of(override).startswith("paths.")]
     paths = compose_plain("ask", roots).paths
     folder, iteration = Path(paths.checkpoints), typed.get("iteration")
-    is_trained = not any(key in typed for key in _OTHER_MODELS)
+    # Next to an iteration, model= is what the loop was typed with.
+    is_trained = not any(key in typed for key in _OTHER_MODELS[: 2 if iteration else None])
     if (bundle := typed.get("bundle", "null").strip("'\"")) != "null":
         corpus = Path(paths.corpus).absolute()
         return _overrides(bundle_values(bundle, typed, corpus=corpus, trained=is_trained))
     if is_trained and iteration is None:
         iteration = str(_last_iteration(folder))
-    recorded = _recorded(folder, iteration or "0")
-    chosen = ["iteration=0"] if iteration is None else [f"iteration={iteration}"]
-    if recorded is None:
-        return chosen
+    iteration = iteration or "0"
     # A retrieval.url goes with what it serves; a typed place of an index replaces both.
     has_place = any(key.startswith(("chroma.", "faiss.", "index", "retrieval.url")) for key in typed)
-    keys = () if has_place else INDEX_KEYS
-    wanted = [*keys, *(["base_model", *answer_keys()] if is_trained else [])]
-    return [*chosen, *_overrides({key: OmegaConf.select(recorded, key) for key in wanted})]
+    keys = [*(() if has_place else ("paths.corpus", *INDEX_KEYS)), *(answer_keys() if is_trained else [])]
+    keys += ["base_model"] if is_trained and "model" not in typed else []
+    return [f"iteration={iteration}", *_overrides(_recorded(folder, iteration, keys))]
 
 
 def _last_iteration(folder: Path) -> int:
@@ -73,9 +103,8 @@ def _last_iteration(folder: Path) -> int:
     return max(iterations)
 
 
-def _recorded(folder: Path, iteration: str) -> DictConfig | None:
-    """The config of the solver's evaluation, its training, or the loop's first evaluation."""
-    names = (f"evaluate_iter{iteration}", f"solver_iter{iteration}", "evaluate_iter0")
-    paths = [folder / name / f"{RESOLVED}.yaml" for name in names]
-    loaded = next((OmegaConf.load(path) for path in paths if path.is_file()), None)
-    return loaded if isinstance(loaded, DictConfig) else None
+def _recorded(folder: Path, iteration: str, keys: Sequence[str]) -> Mapping[str, Any]:
+    """What the solver's evaluation recorded, or its training, or the loop's first stages of these."""
+    names = (f"evaluate_iter{iteration}", f"solver_iter{iteration}", "evaluate_iter0", "solver_iter1")
+    found = (read_settings(folder / name, keys) for name in names)
+    return next((recorded for recorded in found if recorded is not None), {})

@@ -105,6 +105,7 @@ def _beside(first: DictConfig, other: DictConfig, stage: str) -> DictConfig:
     """The second side: the first one's search service, and a server of its own."""
     in_child(require, other, stage)
     with open_dict(other):
-        other.retrieval = first.retrieval
+        for key in ("url", "host", "port"):
+            other.retrieval[key] = first.retrieval[key]
         other.solver.port = reserve_port(None, other.solver.host)
     return resolve(other)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import unicodedata
 
 import pytest
@@ -60,6 +62,28 @@ def test_once_stdout_is_closed_nothing_that_prints_fails(monkeypatch):
         monkeypatch.setattr("sys.stdout", closed)
         say("solver", "one")
         print("two", flush=True)
+
+
+APART = """
+import os, subprocess, sys
+from drzero.ops.console import say, stdout_apart
+print("before")
+try:
+    with stdout_apart() as own:
+        say("a", "notice"); print("printed"); os.write(1, b"library\\n"); subprocess.run(["echo", "child"])
+        print("own é \\udcff", file=own)
+        raise ValueError
+except ValueError:
+    print("after")
+"""
+
+
+def test_stdout_apart_belongs_to_the_caller_whatever_else_prints():
+    ran = subprocess.run(
+        [sys.executable, "-c", APART], capture_output=True, env={**os.environ, "LC_ALL": "C"}
+    )
+    assert ran.stdout.decode() == "before\nown é ?\nafter\n"
+    assert sorted(ran.stderr.decode().split()) == ["[a]", "child", "library", "notice", "printed"]
 
 
 def test_a_view_is_left_even_by_an_error(capsys):

@@ -106,7 +106,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     messages = request["messages"]
     said = messages[1]["content"]
     found = "\n".join(m["content"] for m in messages if m["role"] == "tool")
-    turn = _ask(said, found) if "<document>" in said else _solve(said, found, int(request["seed"]))
+    turn = _ask(said, found) if "<document>" in said else _solve(said, found, int(request.get("seed", 1)))
     message: dict[str, Any] = {"role": "assistant", "content": turn if isinstance(turn, str) else None}
     if not isinstance(turn, str):
         arguments = json.dumps({"query_list": turn})

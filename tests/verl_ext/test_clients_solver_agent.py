@@ -264,6 +264,40 @@ def test_a_failed_search_leaves_the_attempt_unfinished(serve: Serve) -> None:
     assert [(call.answered, call.failed) for call in calls] == [(True, False), (False, True)]
 
 
+def heard_in(url: str, library: Library, **settings: Any) -> list[tuple[list[str], list[Any] | None]]:
+    """What is heard of one attempt's searches."""
+    heard: list[tuple[list[str], list[Any] | None]] = []
+
+    async def run() -> None:
+        limits = {"topk": 3, "max_tokens_per_turn": 200, "max_context_tokens": 4000, "deadline_s": 30.0}
+        agent = SolverAgent(url, "solver", TOKENIZER, library, **{**limits, **settings})
+        try:
+            await agent.attempt("Where?", heard=lambda queries, found: heard.append((list(queries), found)))
+        finally:
+            await agent.aclose()
+
+    asyncio.run(run())
+    return heard
+
+
+def test_each_search_is_heard_of_before_it_and_with_what_it_found(serve: Serve) -> None:
+    two = says(render_tool_call(["a", "b"]) + "<tool_call>no json</tool_call>")
+    script = serve(two, says(SEARCH_TURN), says(ANSWER_TURN))
+    found = [[{"title": name, "text": "in Kestmoor", "contents": ""}] for name in ("a", "b", "Ostrel")]
+    assert heard_in(script.url, Library()) == [
+        (["a", "b"], None),
+        (["a", "b"], found[:2]),
+        (["Ostrel"], None),
+        (["Ostrel"], found[2:]),
+    ]
+
+
+def test_nothing_is_heard_of_a_search_that_is_not_made_and_no_end_of_one_that_fails(serve: Serve) -> None:
+    assert heard_in(serve(says(SEARCH_TURN)).url, Library(), max_turns=1) == []
+    down = Library(down_for="Ostrel")
+    assert heard_in(serve(says(SEARCH_TURN)).url, down) == [(["Ostrel"], None)]
+
+
 def test_a_refused_request_is_a_configuration_error(serve: Serve) -> None:
     script = serve(404)
     with pytest.raises(SolverServerError) as refused:
