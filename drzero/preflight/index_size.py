@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from drzero.ops.resources.cgroup import memory_limit
+from drzero.ops.resources.cgroup import memory_free
 from drzero.ops.resources.gpu import gpus_here
 from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
@@ -141,7 +141,7 @@ def _lacking(config: DictConfig, size: IndexSize, there: int, embeds_only: bool)
     if (folder := index.folder) is None:
         return
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    disk, memory = shutil.disk_usage(place).free, memory_limit()
+    disk, memory = shutil.disk_usage(place).free, memory_free()
     smaller = "index a part of the corpus"
     needed = (size.journal_bytes if embeds_only else size.disk_while_building) - there
     if needed / FACTOR > disk:
@@ -153,8 +153,8 @@ def _lacking(config: DictConfig, size: IndexSize, there: int, embeds_only: bool)
     if not embeds_only and size.building_bytes / FACTOR > memory:
         yield (
             f"building {size.chunks:,} chunks takes about {gib(size.building_bytes)} of memory, and this "
-            f"machine has {gib(memory)}",
-            "build it on a larger machine (indexing.embed_only=true embeds it here), "
+            f"machine has {gib(memory)} free",
+            "close other programs, build it on a larger machine (indexing.embed_only=true embeds it here), "
             f"{_SMALLER_BUILT[config.index]}, or {smaller}",
         )
 

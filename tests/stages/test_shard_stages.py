@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import pytest
 from omegaconf import DictConfig
 
+from drzero.preflight import index_size
 from drzero.preflight.finding import PreflightFailed
 from drzero.preflight.index_size import require_room
 from drzero.preflight.machine import declared_machine
@@ -16,7 +17,7 @@ from search.chroma.location import Quota
 from search.chroma.sharded_store import ChromaIndex, ShardLayout
 from search.errors import StoreError
 from search.indexing.shards import Shards
-from search.indexing.size import IndexSize, Planned
+from search.indexing.size import FACTOR, IndexSize, Planned
 from search.server import index_of as served
 from search.server import parser
 
@@ -69,6 +70,16 @@ def test_a_quota_counts_the_largest_shard_and_not_the_mean_one():
         require_room(
             Planned(size, size.chunks, size.text_bytes, 1, 0), config, declared_machine(config, starting=True)
         )
+
+
+@pytest.mark.parametrize(("free", "fits"), [(0.99, False), (1.01, True)])
+def test_an_index_is_built_in_the_memory_that_other_programs_leave(tmp_path, monkeypatch, free, fits):
+    size = IndexSize(1_000_000, 384, 10**8)
+    monkeypatch.setattr(index_size, "memory_free", lambda: int(free * size.building_bytes / FACTOR))
+    config = composed("prepare_data", f"chroma.path={tmp_path}")
+    said = r"takes about 4\.16 GiB of memory, and this machine has 2\.75 GiB free: close other programs, "
+    with nullcontext() if fits else pytest.raises(PreflightFailed, match=said):
+        require_room(Planned(size, 10, 10, 1, 0), config, declared_machine(config, starting=True))
 
 
 def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path):
