@@ -5,9 +5,10 @@
     drzero serve-agent port=8091 host=0.0.0.0              # other machines need AGENT_TOKEN
     drzero serve-agent endpoint=https://api.example.com/v1 api=chat endpoint_model=a-model
 
-It takes the settings and the index of the loop in paths.checkpoints, as `drzero ask` does. OpenAI's client
-uses it by its address: `/v1/chat/completions` (also streamed) and `/v1/models`. `/health` and `/metrics` tell
-how it is doing. With AGENT_TOKEN set, here or in .env, requests need it as their bearer token.
+It takes the settings and the index of the loop in paths.checkpoints, as `drzero ask` does. Open its address
+in a browser for a page to ask on. OpenAI's client uses `/v1/chat/completions` (also streamed) and
+`/v1/models` there. `/health` and `/metrics` tell how it is doing. With AGENT_TOKEN set, here or in .env,
+requests need it as their bearer token.
 """
 
 import asyncio
@@ -115,6 +116,9 @@ def _describe(config: DictConfig, names: Sequence[str]) -> None:
     url = address(config.host, config.port)
     token = f"the bearer token in {AGENT_KEY}" if bearer_of(AGENT_KEY) else "no token, or any"
     models = " and ".join(map(repr, names))
-    say("serve-agent", f"{url} answers for {models}, with {token}; Ctrl-C ends it. For OpenAI's client:")
+    say(
+        "serve-agent",
+        f"{url} answers for {models}, in a browser too, with {token}; Ctrl-C ends it. For OpenAI's client:",
+    )
     # Alone on its line, to be copied.
     print(f"\nexport OPENAI_BASE_URL={url}/v1\n", flush=True)

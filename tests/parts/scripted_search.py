@@ -12,7 +12,7 @@ from typing import Any
 from search.client import SearchClient
 from search.wire import make_passage
 
-ANSWER = {"result": [[make_passage("Orrin", "A town.")]]}
+ANSWER = {"result": [[make_passage("orrin", "Orrin", "A town.")]]}
 
 
 class Script(ThreadingHTTPServer):

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from drzero.agent.server.chat import BODY_BYTES, Chat
 from drzero.agent.server.desk import Desk
 from drzero.agent.server.faults import EXPECTED, refused
+from drzero.agent.server.page import page_routes
 from drzero.agent.server.sources import Sources
 from drzero.ops.bearer import AGENT_KEY
 from drzero.ops.openai_http import RequestRefused
@@ -54,6 +55,7 @@ def create_app(
     routes = [
         Route("/health", health),
         Route("/metrics", metrics),
+        *page_routes(desk),
         *sources.routes,
         *Chat(desk, sources, lists_sources).routes,
     ]
@@ -94,10 +96,11 @@ class Guard:
     def _check(self, request: Request) -> None:
         headers = request.headers
         if self._credentials is None:
-            origin = headers.get("origin")
-            if not is_loopback(headers.get("host", "")) or (origin and not is_loopback(origin)):
+            host, origin = headers.get("host", ""), headers.get("origin")
+            if not is_loopback(host) or (origin and origin.partition("://")[2] != host):
                 raise RequestRefused(
-                    f"without {AGENT_KEY} this server answers its own machine's names alone", status=403
+                    f"without {AGENT_KEY} this server answers its own machine's names and its own page alone",
+                    status=403,
                 )
         elif not self._is_let_in(request, headers.get("authorization", "").encode("latin-1")):
             raise RequestRefused(
