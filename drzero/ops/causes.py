@@ -20,6 +20,12 @@ class Cause:
     culprit: str | None = None  # the component at fault; None means the component whose log has the line
 
 
+def named(cause: Cause, others: str) -> str:
+    """A cause's name, and for lack of memory the other programs that have it."""
+    is_shown = cause.name == NO_HOST_MEMORY and others
+    return f"{cause.name} (largest other programs: {others})" if is_shown else cause.name
+
+
 CAUSES: tuple[Cause, ...] = (
     Cause(
         "disk full",

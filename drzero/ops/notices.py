@@ -14,6 +14,7 @@ _LEVELS: dict[str, Level] = {
     **dict.fromkeys(("restart", "silent", "out_of_time", ALARM_KIND), "warning"),
 }
 _HIDDEN = ("cost",)
+_SHOWN = 500  # characters of a line of a log
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
 # Control characters except the line feed, and characters that reorder text, are invisible or invalid.
 OBEYED = re.compile(
@@ -59,6 +60,12 @@ def notice_of(event: Mapping[str, Any]) -> Notice | None:
 def shown_line(raw: bytes) -> str:
     """A line of another program's output, and of a progress bar that rewrites it only the last state."""
     return plain(raw.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace"))
+
+
+def shortened(line: str) -> str:
+    """The beginning of a long line. Ray's word on a kill takes thousands of characters."""
+    more = len(line) - _SHOWN
+    return line if more <= 0 else f"{line[:_SHOWN]}… ({more:,} more characters in the log)"
 
 
 def one_line(text: str) -> str:

@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from drzero.ops.causes import Cause, first_cause
+from drzero.ops.causes import Cause, first_cause, named
 from drzero.ops.cluster.watch import NOTICED_S, NodeLost, NodeWatch
 from drzero.ops.process.child import Child, ChildError, Command, describe_exit
 from drzero.ops.process.logs import EventLog
 from drzero.ops.records import OUT_OF_TIME
+from drzero.ops.resources.others import largest_others
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.watchdog.collect import error_lines
 from drzero.ops.watchdog.diagnosis import FINAL
@@ -153,7 +154,8 @@ def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog 
     if found := first_cause(error_lines(child.spec.log_path, child.log_offset), known):
         _, cause = found
         blamed = {"pattern": cause.name, "culprit": cause.culprit or child.spec.name, "advice": cause.advice}
-        text += f"\ncause: {cause.name} (culprit: {blamed['culprit']}): {cause.advice}"
+        name = named(cause, largest_others(watchdog.sampler.pids if watchdog else ()))
+        text += f"\ncause: {name} (culprit: {blamed['culprit']}): {cause.advice}"
     event = text.replace("\n", "; ")
     services.events.add("exit", child.spec.name, event, code=code, first_error=child.first_error, **blamed)
     return ChildFailed(text, child)

@@ -365,7 +365,7 @@ CRASHED = {
     "trainer": "(raylet) 0 Workers (tasks / actors) killed due to memory pressure (OOM), 1 Workers crashed "
     "due to other reasons at node (ID: x) over the last time period."
 }
-SHORT = "the machine is out of memory (other programs: chrome 9.0 GiB)"
+SHORT = "the machine is out of memory (largest other programs: chrome 9.0 GiB)"
 GPU_FULL = {"trainer": "torch.OutOfMemoryError: CUDA out of memory"}
 NO_SPACE = {"trainer": "OSError: [Errno 28] No space left on device"}
 GARBAGE = {
@@ -403,7 +403,7 @@ def test_known_causes_go_first(facts, pattern, culprit):
 def test_a_worker_that_ended_is_named_with_the_reason(facts, culprit, said):
     who = "rollout worker (pid 7)"
     gone = Stall("gone", who, f"{who} ended, and nothing replaces it", 20, 15)
-    found = diagnosed(DRIVER, phase="rollout", stall=gone, others="other programs: chrome 9.0 GiB", **facts)
+    found = diagnosed(DRIVER, phase="rollout", stall=gone, others="chrome 9.0 GiB", **facts)
     check(found, GONE, culprit, "rollout worker (pid 7) ended", *said)
     assert (SHORT in found.sentence) == (culprit == "this machine's memory")
 

@@ -61,6 +61,15 @@ def test_what_a_line_would_make_a_terminal_do_is_shown_instead(tmp_path, capsys)
     assert (result.first_error, list(result.tail)) == (shown, [shown])
 
 
+@pytest.mark.parametrize(("size", "left_out"), [(500, ""), (501, "… (1 more"), (3000, "… (2,500 more")])
+def test_only_the_log_has_the_end_of_a_long_line(tmp_path, capsys, size, left_out):
+    line = "OutOfMemoryError: 1 worker(s) were killed".ljust(size, ".")
+    result = tee(tmp_path, f"{line}\n".encode(), relays=False)
+    shown = line[:500] + (f"{left_out} characters in the log)" if left_out else "")
+    assert (capsys.readouterr().out, result.first_error) == (f"[main] {shown}\n", shown)
+    assert list(result.tail) == [line] and (tmp_path / "logs" / "main.log").read_text() == f"{line}\n"
+
+
 def test_lines_are_printed_behind_the_name_and_progress_bars_in_their_last_state(tmp_path, capsys):
     last = tee(tmp_path, b"one\ntwo\r\n 10%\r 20%\r100%\nno end", keep=2).tail
     assert capsys.readouterr().out == "[main] one\n[main] two\n[main] 100%\n[main] no end\n"

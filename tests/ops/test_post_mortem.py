@@ -116,6 +116,14 @@ def test_a_death_has_its_first_error_advice_facts_and_evidence(tmp_path):
     assert "it resumes from there" in late.advice
 
 
+@pytest.mark.parametrize(("end", "phase"), [(EXITED, "done of step 3"), (FAILED, "update of step 3")])
+def test_a_trainer_that_failed_is_not_done(tmp_path, end, phase):
+    folder = run_folder(tmp_path / "run", [*STARTED, end])
+    beats = [{"time": 2.0, "step": 3, "phase": name} for name in ("update", "done")]
+    (folder / "heartbeats.jsonl").write_text("".join(json.dumps(beat) + "\n" for beat in beats))
+    assert examine(folder).facts["phase"] == phase
+
+
 def test_an_error_is_shown_without_rays_colours_and_control_characters(tmp_path):
     ray = "\x1b[36m(TaskRunner pid=1)\x1b[0m "
     log = f'{ray}    raise ValueError("Error: not this line")\n{ray}ValueError: this one\x1b]0;mine\x07\n'

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from drzero.ops import supervisor
 from drzero.ops.process.child import Child, Command, describe_exit, marked_processes
 from drzero.ops.process.ports import free_port
 from drzero.ops.records import EVENTS_FILE, OUT_OF_TIME, read_json_lines
@@ -207,6 +208,24 @@ def test_a_supervised_command_that_fails_is_reported_with_its_first_error(tmp_pa
         ),
     ):
         run_supervised(main, services)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            "1 worker(s) were killed due to the node running low on memory",
+            " (largest other programs: chrome)",
+        ),
+        ("CUDA out of memory", ""),
+    ],
+)
+def test_a_command_that_lacked_memory_is_reported_with_who_has_it(tmp_path, monkeypatch, error, said):
+    monkeypatch.setattr(supervisor, "largest_others", lambda own: "chrome")
+    main = command(tmp_path, f"raise RuntimeError({error!r})", name="trainer")
+    with ServiceGroup([]) as services, pytest.raises(ChildFailed) as failed:
+        run_supervised(main, services)
+    assert f"out of memory{said} (culprit: " in str(failed.value)
 
 
 def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path):

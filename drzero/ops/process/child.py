@@ -22,6 +22,7 @@ import psutil
 
 from drzero.ops.console import say
 from drzero.ops.errors import RunFailed
+from drzero.ops.notices import shortened
 from drzero.ops.process import keeper
 from drzero.ops.process.logs import LogTee
 
@@ -55,7 +56,7 @@ class ChildError(RunFailed):
         if self.first_error:
             lines.append(f"first error: {self.first_error}")
         if self.tail:
-            lines += ["last lines:", *(f"  {line}" for line in self.tail)]
+            lines += ["last lines:", *(f"  {shortened(line)}" for line in self.tail)]
         super().__init__("\n".join([*lines, f"log: {self.log_path}"]))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drzero.ops import console
-from drzero.ops.notices import notice_of, shown_line
+from drzero.ops.notices import notice_of, shortened, shown_line
 from drzero.ops.records import append_json_lines
 
 _LEVEL_BELOW_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|Warning:")
@@ -77,15 +77,15 @@ class LogTee(threading.Thread):
     def _line(self, raw: bytes) -> None:
         line = shown_line(raw)
         self.tail.append(line)
-        is_error = looks_like_error(line)
+        shown, is_error = shortened(line), looks_like_error(line)
         if is_error and self.first_error is None:
-            self.first_error = line.strip()
+            self.first_error = shown.strip()
         if self._relays or console.is_verbose():
             console.relay(self._command, line)
         elif is_error and not self.is_stopping:
             self._errors += 1
             if self._errors <= _ERRORS_SHOWN:
-                console.say(self._command, line.strip(), "error")
+                console.say(self._command, shown.strip(), "error")
             elif self._errors == _ERRORS_SHOWN + 1:
                 console.say(self._command, f"more errors: {self._log.name}", "error")
 

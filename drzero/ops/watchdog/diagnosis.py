@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
-from drzero.ops.causes import NO_HOST_MEMORY, Cause, find_cause, first_cause
+from drzero.ops.causes import NO_HOST_MEMORY, Cause, find_cause, first_cause, named
 from drzero.ops.flow.checks import ALIKE_ACTION
 from drzero.ops.flow.snapshot import Snapshot, WaitsOn, far_end, undrained
 from drzero.ops.flow.workers import OpenCall, Worker, ages, call_point, open_calls
@@ -103,7 +103,7 @@ class Situation:
     flow: Snapshot | None = None  # where the samples are; None without a flow monitor
     disk_free_gb: float | None = None
     killed: str | None = None  # the kernel's word that it killed a process of the run
-    others: str = ""  # the largest programs of others, if memory is short
+    others: str = ""  # the largest programs of others
     unseen: Sequence[str] = ()  # what could not be read on other nodes, one line each
 
 
@@ -169,16 +169,10 @@ def _gone(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
     yield Diagnosis(
         GONE,
         (cause and cause.culprit) or situation.stall.where,
-        situation.stall.text + (f": {_named(cause, situation)}" if cause else ""),
+        situation.stall.text + (f": {named(cause, situation.others)}" if cause else ""),
         tuple(said),
         cause.advice if cause else f"read {landmarks.driver}.log before it ended, then rerun to resume",
     )
-
-
-def _named(cause: Cause, situation: Situation) -> str:
-    """A cause's name, and for lack of memory who else has it."""
-    is_memory = cause.name == NO_HOST_MEMORY and situation.others
-    return f"{cause.name} ({situation.others})" if is_memory else cause.name
 
 
 def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
@@ -202,7 +196,7 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
         yield Diagnosis(
             cause.name,
             str(cause.culprit),
-            f"{_named(cause, situation)}: {host[0][:200]}",
+            f"{named(cause, situation.others)}: {host[0][:200]}",
             tuple(host),
             cause.advice,
         )

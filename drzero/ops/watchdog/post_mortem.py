@@ -39,7 +39,6 @@ def examine(place: Path | RunRecords, causes: Sequence[Cause] = ()) -> Death:
     run = place if isinstance(place, RunRecords) else RunRecords(place)
     folder = run.folder
     events = run.last_start
-    facts = _facts(run)
     flow, symptoms = _flow(run.flow, since=events[0]["time"] if events else 0.0)
     # Services come first, because the main command uses them.
     offsets = {
@@ -54,6 +53,7 @@ def examine(place: Path | RunRecords, causes: Sequence[Cause] = ()) -> Death:
     ended_well = any(event["kind"] == "exit" and event.get("code") == 0 for event in events) or (
         bool(events) and not mains and (folder / "result.json").is_file()
     )
+    facts = _facts(run, ended_well)
     if stopped := next((event for event in events if event["kind"] == OUT_OF_TIME), None):
         advice = "rerun it with more time: it resumes from there"
         death = Death("out of time", str(stopped["text"]), advice=advice)
@@ -132,8 +132,10 @@ def _from_logs(errors: dict[str, list[str]], causes: Sequence[Cause]) -> Death:
     return Death("failed", text, component, lines[0], f"read {component}.log around that line")
 
 
-def _facts(run: RunRecords) -> dict[str, str]:
-    beats, samples, facts = run.beats, run.samples, {}
+def _facts(run: RunRecords, ended_well: bool) -> dict[str, str]:
+    # A trainer that fails is done too, so the phase before counts.
+    beats = [beat for beat in run.beats if ended_well or beat["phase"] != "done"]
+    samples, facts = run.samples, {}
     if beats:
         last = beats[-1]
         facts["phase"] = f"{last['phase']} of step {last['step']}"

@@ -226,7 +226,7 @@ class Watchdog(threading.Thread):
         self.diagnosis = diagnosis
 
     def _situation(self, now: float, stall: Stall, stacks: list[Stack]) -> Situation:
-        beat, others = self.movement.clock.beat, largest_others(self.sampler.pids)
+        beat = self.movement.clock.beat
         return Situation(
             phase=beat.phase,
             step=beat.step,
@@ -240,7 +240,7 @@ class Watchdog(threading.Thread):
             flow=self.plan.flow(),
             disk_free_gb=disk_free_gb(self.plan.folder),
             killed=self.oom.named({*self._pids_then, *self.roll.missing}),
-            others=f"largest other programs: {others}" if others else "",
+            others=largest_others(self.sampler.pids),
         )
 
     def _write(self, situation: Situation, diagnosis: Diagnosis, seconds: float, kind: str) -> Path:
