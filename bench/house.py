@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("verl_ext", "search", "data", "environments", "drzero", "pipeline", "ops", "launch", "policies")
 """The last four are drzero's rooms in revisions up to 53bcbaf."""
-APPS = ("modal_train.py", "modal_search.py")
+APPS = ("modal_train.py", "modal_search.py", "modal_agent.py")
 TABLES = ("drzero.cli", "pipeline.cli")
 """The command table names the module of each command."""
 COMMANDS = ("evolve", "challenger", "synthesize", "solver", "merge", "evaluate")

@@ -110,7 +110,9 @@ def read_service_file(path: str) -> RunFile:
 
 def start(command: str, words: Sequence[str]) -> None:
     """Start `drzero COMMAND WORDS…` and return. The container ends with it, and Modal starts another."""
-    child = subprocess.Popen([sys.executable, "-m", "drzero.cli", command, *words])
+    # Only Modal's proxy reaches the port. Links in answers need the public address, which its headers have.
+    env = {**os.environ, "FORWARDED_ALLOW_IPS": "*"}
+    child = subprocess.Popen([sys.executable, "-m", "drzero.cli", command, *words], env=env)
 
     def end_with_it() -> None:
         code = child.wait()

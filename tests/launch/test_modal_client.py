@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OURS = {"drzero", "environments", "modal_train", "modal_search", "yaml", "_yaml", "dotenv"}
+OURS = {"drzero", "environments", "modal_train", "modal_search", "modal_agent", "yaml", "_yaml", "dotenv"}
 
 LIST_NEW_MODULES = """
 import sys
@@ -20,10 +20,10 @@ for name in sorted(set(sys.modules) - before):
 """
 
 
-@pytest.mark.parametrize("app", ["modal_train", "modal_search"])
+@pytest.mark.parametrize("app", ["modal_train", "modal_search", "modal_agent"])
 def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_library(app: str) -> None:
     command = [sys.executable, "-c", LIST_NEW_MODULES, app]
-    env = {**os.environ, "RETRIEVAL_TOKEN": "of a service"}
+    env = {**os.environ, "RETRIEVAL_TOKEN": "of a service", "AGENT_TOKEN": "of another"}
     listed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     new = listed.stdout.split()
     # What PyYAML's C part registers for itself.

@@ -15,6 +15,7 @@ PLANTED = {
     "WANDB_API_KEY": "planted-wandb-7f3a",
     "HF_TOKEN": "planted-hf-91bc",
     "RETRIEVAL_TOKEN": "planted-retrieval-5d2e",
+    "AGENT_TOKEN": "planted-agent-08b1",
     "OPENAI_API_KEY": "planted-openai-c840",
 }
 """Secret values that may reach a container's environment, and nothing else."""

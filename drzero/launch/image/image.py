@@ -36,7 +36,8 @@ REMOTE = "/root/drzero"  # the checkout in a container
 EXTRA = "/root/extra"  # the user's scripts in a container
 CACHE = "/cache"
 _FOLDERS = ("config", "data", "drzero", "environments", "examples", "search", "verl_ext")
-_FILES = ("modal_train.py", "modal_search.py", "pyproject.toml", "constraints.txt", "constraints-gpu.txt")
+_APPS = ("modal_train.py", "modal_search.py", "modal_agent.py")
+_FILES = (*_APPS, "pyproject.toml", "constraints.txt", "constraints-gpu.txt")
 SOURCE = (*_FOLDERS, *_FILES)  # the parts of the checkout a container gets
 ENVIRONMENT = {
     "PYTHONPATH": f"{REMOTE}:{EXTRA}",
