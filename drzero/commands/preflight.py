@@ -10,11 +10,16 @@ Prints the findings, the memory ledger and the estimate of time and cost. The ex
 
 from collections.abc import Sequence
 
+from drzero.agent.compose import compose_agent
 from drzero.loop.preflight import preflight_stage
 from drzero.ops.text import did_you_mean
 from drzero.preflight.finding import refusal
 from drzero.preflight.report import as_json, print_reports
 from drzero.preflight.run import STAGE_NAMES
+from drzero.recipe.compose import compose_stage
+
+_AGENTS = ("ask", "serve-agent")
+"""They take the settings of the run that trained their model."""
 
 
 def run_preflight(arguments: Sequence[str]) -> int:
@@ -25,7 +30,8 @@ def run_preflight(arguments: Sequence[str]) -> int:
         if words:
             why = f"there is no stage {words[0]!r}{did_you_mean(words[0], STAGE_NAMES)}"
         raise refusal("stage", why, f"choose one of {', '.join(STAGE_NAMES)}")
-    reports = preflight_stage(words[0], words[1:])
+    compose = compose_agent if words[0] in _AGENTS else compose_stage
+    reports = preflight_stage(words[0], words[1:], compose)
     if "--json" in arguments:
         print(as_json(reports))
     else:

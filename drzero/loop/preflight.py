@@ -4,7 +4,7 @@ Each stage also checks itself, but by then you have paid for the earlier ones. O
 will create are not reported as missing here.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -52,7 +52,9 @@ def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> Non
         say("preflight", f"{finding.severity}: {finding}")
 
 
-def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:
+def preflight_stage(
+    stage: str, overrides: Sequence[str], compose: Callable[[str, Sequence[str]], DictConfig] = compose_stage
+) -> list[Report]:
     """Compose and check a stage. `evolve` has a report for each, and one for all together."""
     name = stage.replace("-", "_")
     if name == "evolve":
@@ -60,7 +62,7 @@ def preflight_stage(stage: str, overrides: Sequence[str]) -> list[Report]:
     if name == "preview":
         overrides = preview_overrides(overrides)
     try:
-        config = compose_stage(name, overrides)
+        config = compose(name, overrides)
     except OverrideError as refused:
         return [refused_override(name, refused)]
     except OmegaConfBaseException as reason:
