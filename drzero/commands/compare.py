@@ -8,7 +8,7 @@ environment's reward, with Student's interval of the mean difference and Wilcoxo
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +17,7 @@ from rich.table import Table
 from scipy import stats
 
 from data.journal import read_records
-from drzero.loop.changes import by_benchmark
+from drzero.loop.changes import ExactMatchChange, by_benchmark
 from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
 from drzero.stages.evaluate import ANSWERS, Records
@@ -33,6 +33,8 @@ def run_compare(arguments: Sequence[str]) -> None:
     changes = by_benchmark(before, after)
     if not changes:
         raise CheckError(f"{arguments[0]} and {arguments[1]} have answered nothing in common")
+    for line in _totals(arguments, list(changes.values())[-1]):
+        console().print(line, soft_wrap=True)
     for warning in _differing_conditions(*map(Path, arguments)):
         console().print(warning, soft_wrap=True)
     table = _table("right, exact McNemar test", "won", "lost")
@@ -44,6 +46,13 @@ def run_compare(arguments: Sequence[str]) -> None:
     console().print(table)
     if rewards := paired_rewards(before, after):
         console().print(_rewards_table(rewards))
+
+
+def _totals(folders: Sequence[str], change: ExactMatchChange) -> Iterator[str]:
+    """Who is compared, and how much each has right of what both have answered."""
+    for side, folder, share in zip(("before", "after"), folders, (change.before, change.after), strict=True):
+        model = _report(Path(folder))["model"]
+        yield f"{side}: {round(share * change.n)} of {change.n} right, {model} ({folder})"
 
 
 def paired_rewards(before: Records, after: Records) -> list[tuple[float, float]]:

@@ -3,7 +3,7 @@
 The corpus has towns and rivers: a town lies on a river, a river rises in a region. Asked for two hops about a
 town, the challenger looks the river up and asks for its region; about a river, which leads nowhere, it
 gives the answer away. The solver searches and reads the answer off the passages, but every third seed is
-wrong.
+wrong. Without a seed it is always right.
 """
 
 import asyncio

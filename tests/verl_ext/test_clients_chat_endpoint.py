@@ -184,6 +184,34 @@ def test_a_conversation_ends_at_its_token_limit(serve: Serve) -> None:
     assert played.finished and played.answer is None
 
 
+def too_long(message: str, **named: Any) -> Response:
+    error = {"message": message, "type": "BadRequestError", **named}
+    return Response(json.dumps({"error": error}), 400, media_type="application/json")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        too_long("shorten it", code="context_length_exceeded"),  # OpenAI, and the reference engine
+        too_long("This model's maximum context length is 512 tokens. However, you requested 600", code=400),
+        too_long("The input (600 tokens) is longer than the model's context length (512 tokens).", code=400),
+    ],
+)
+def test_a_conversation_that_outgrows_the_models_context_has_ended(serve: Serve, refusal: Response) -> None:
+    (played,), chat = attempt(serve(said(None, [query("Ostrel")]), refusal))
+    assert (played.finished, played.answer, len(played.trajectory.turns)) == (True, None, 1)
+    assert chat.requests == 2 and not chat.failures
+    # A question that is too long by itself has not been tried.
+    assert [one.finished for one in attempt(serve(said(ANSWER), refusal), times=2)[0]] == [True, False]
+
+
+def test_a_turn_after_more_passages_than_fit_is_cut_off(serve: Serve) -> None:
+    longer = {"usage": {"prompt_tokens": 125, "completion_tokens": 7}}
+    replies = [said(None, [query("Ostrel")]), said(ANSWER) | longer]
+    answers = [attempt(serve(*replies), max_context_tokens=limit)[0][0].answer for limit in (131, 132)]
+    assert answers == [None, "Kestmoor"]
+
+
 def test_a_cut_off_turn_is_marked(serve: Serve) -> None:
     (played,), _ = attempt(serve(said("<think>So and so and", finish="length")))
     assert played.trajectory.turns[0].truncated and played.answer is None

@@ -43,11 +43,17 @@ _BACKOFF = wait_random_exponential(multiplier=0.5, max=20.0)
 _ABOUT_THE_REQUEST = (400, 413, 422)  # refusals that need not affect other conversations
 _OTHER_NAMES = {"max_tokens": "max_completion_tokens"}
 _OPTIONAL = ("temperature", "top_p", "seed")
+# OpenAI's code, and the words of vLLM, SGLang and OpenAI
+_FULL, _FULL_WORDS = "context_length_exceeded", "context length"
 _MOST_TOKENS = 1e9  # of one request; a larger count is a mistake
 
 
 class ConversationRefused(Exception):
     """The server refuses this conversation. Others may continue."""
+
+
+class ConversationFull(ConversationRefused):
+    """The conversation is longer than the model's context."""
 
 
 class _Function(BaseModel):
@@ -197,7 +203,9 @@ class ChatEndpoint:
                 "(endpoint_model=) and the address (endpoint=)"
             )
         if self._answered:
-            return ConversationRefused(f"the endpoint refuses the conversation ({http})")
+            is_full = error_of(response).get("code") == _FULL or _FULL_WORDS in said.casefold()
+            kind = ConversationFull if is_full else ConversationRefused
+            return kind(f"the endpoint refuses the conversation ({http})")
         return SolverServerError(
             f"{self.url} refused a request for {self.model!r} ({http}): check the address, the model, and "
             "whether it takes tools"
@@ -256,13 +264,20 @@ class ChatDialogue:
             request["tools"] = list(self.tools)
         if seed is not None:
             request["seed"] = seed
-        answer = await self.endpoint.ask(request)
+        try:
+            answer = await self.endpoint.ask(request)
+        except ConversationFull:
+            if not self._used:  # the question alone is too long
+                raise
+            return None
         tokens_in, tokens_out = answer.tokens("prompt_tokens"), answer.tokens("completion_tokens")
         self.endpoint.without_usage += not tokens_in
         self._used = tokens_in + tokens_out
         choice = answer.choices[0]
         text, calls = self._hear(choice.message)
-        return Reply(text, calls, choice.finish_reason == "length", tokens_in, tokens_out)
+        # The passages in the request were not counted before.
+        is_over = self._used > self.max_context_tokens
+        return Reply(text, calls, is_over or choice.finish_reason == "length", tokens_in, tokens_out)
 
     def answer(self, responses: Sequence[str]) -> None:
         """Add the tool's responses to the last turn's calls, in order."""
@@ -287,10 +302,10 @@ class ChatDialogue:
             return text, tuple(parse_tool_calls(text))
         self.messages.append(heard | {"tool_calls": self._asked})
         written = [
-            f'{{"name": {json.dumps(one["name"])}, "arguments": {one["arguments"] or "null"}}}'
+            f'\n{{"name": {json.dumps(one["name"])}, "arguments": {one["arguments"] or "null"}}}\n'
             for one in (call["function"] for call in asked)
         ]
-        blocks = "\n".join(f"<tool_call>\n{raw}\n</tool_call>" for raw in written)
+        blocks = "\n".join(f"<tool_call>{raw}</tool_call>" for raw in written)
         return f"{text}\n{blocks}".lstrip(), tuple(map(parse_call, written))
 
 
