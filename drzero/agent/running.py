@@ -17,11 +17,10 @@ from drzero.agent.earlier import Exchange, with_earlier
 from drzero.ops.process.isolated import in_child
 from drzero.ops.process.ports import reserve_port
 from drzero.ops.services.services import ServiceGroup
-from drzero.preflight.run import require
 from drzero.recipe.compose import resolve, retrieval_url
 from drzero.stages.conversations import served_agent
 from drzero.stages.models import StageModel, greet, model_name, stage_model
-from drzero.stages.services import check_and_resolve, search_spec, solver_spec
+from drzero.stages.services import check, check_and_resolve, search_spec, solver_spec
 from search.index_info import ask_index
 from verl_ext.clients.solver_agent import SolverAgent
 
@@ -103,7 +102,7 @@ def running(config: DictConfig, other: DictConfig | None = None, stage: str = "a
 
 def _beside(first: DictConfig, other: DictConfig, stage: str) -> DictConfig:
     """The second side: the first one's search service, and a server of its own."""
-    in_child(require, other, stage)
+    check(other, stage)
     with open_dict(other):
         for key in ("url", "host", "port"):
             other.retrieval[key] = first.retrieval[key]

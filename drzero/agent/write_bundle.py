@@ -24,8 +24,9 @@ from drzero.agent.keys import answer_keys
 from drzero.checkpoints.weights import model_folder
 from drzero.ops.console import say, set_verbose
 from drzero.ops.files import publish, recover, staging_folder
+from drzero.ops.hub import HUB_ID
 from drzero.ops.versions import installed_versions
-from drzero.preflight.models import HUB_ID, wanted_files
+from drzero.preflight.models import wanted_files
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve
 from drzero.recipe.indices import index_of

@@ -17,11 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from drzero.loop.plan import compose_loop, plan_loop
 from drzero.ops.console import say
+from drzero.ops.hub import HUB_ID
 from drzero.ops.text import did_you_mean
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.machine import declared_machine
 from drzero.preflight.model_shape import load_shape
-from drzero.preflight.models import HUB_ID, hub_folder, wanted_files, weights_fault
+from drzero.preflight.models import hub_folder, wanted_files, weights_fault
 from drzero.preflight.run import STAGE_NAMES
 from drzero.recipe.compose import CONFIG_DIR, compose_stage, resolve
 from drzero.recipe.errors import CheckError

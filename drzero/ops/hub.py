@@ -3,10 +3,12 @@
 AutoTokenizer.from_pretrained(name, local_files_only=hub_fault() is not None)
 """
 
+import re
 import threading
 from functools import cache
 
 TIMEOUT_S = 4.0
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @cache

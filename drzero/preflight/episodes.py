@@ -4,9 +4,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from drzero.ops.hub import HUB_ID
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
-from drzero.preflight.models import HUB_ID, is_out_of_reach
+from drzero.preflight.models import is_out_of_reach
 from drzero.recipe.environment import limits_of, opening_tokens, play_silent, rows_of
 from environments.fault import SAME_PACKAGES, EnvironmentUnusable
 from environments.row import Row

@@ -12,7 +12,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from safetensors import SafetensorError, safe_open
 
 from drzero.checkpoints.reading import read_json
-from drzero.ops.hub import hub_fault
+from drzero.ops.hub import HUB_ID, hub_fault
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.index_size import source_bytes
@@ -37,7 +37,6 @@ from search.sources.hub import is_data_set
 from verl_ext.checkpoints import saved_step
 from verl_ext.method.chat import TURN_END, opened_thinking, render_prompt_ids
 
-HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 # SGLang and Transformers take the first of these that is there.
 _FORMATS = ("model.safetensors", "pytorch_model.bin")
 _QUICKLY_READ = 256 * 2**20  # bytes of a source that is read for a sample

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from omegaconf import DictConfig
 
 from drzero.ops.bearer import MODEL_KEY, bearer_headers, bearer_of
 from drzero.ops.console import say
+from drzero.ops.hub import HUB_ID
 from drzero.ops.text import counted, is_loopback
 from drzero.preflight.finding import refusal
 from drzero.preflight.tokenizers import load_chat_tokenizer
@@ -25,7 +25,6 @@ from verl_ext.clients.served_model import NOT_LET_IN, SolverServerError, words_o
 from verl_ext.method.prompts import solver_messages
 
 _TIMEOUT_S = 10.0
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> 
 
 def model_name(base_model: str) -> str:
     """The model's name in requests: its hub id, or the name of its folder."""
-    is_hub_id = _HUB_ID.fullmatch(base_model) and not Path(base_model).is_dir()
+    is_hub_id = HUB_ID.fullmatch(base_model) and not Path(base_model).is_dir()
     return base_model if is_hub_id else Path(base_model).name
 
 

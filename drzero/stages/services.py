@@ -28,9 +28,14 @@ _RETRIEVAL = ("embedder", "device", "encoders", "threads", "max_batch", "window_
 
 def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
     """Run a stage's preflight and choose its ports. Raises PreflightFailed or PortTaken."""
-    in_child(_require, config, stage)
+    check(config, stage)
     choose_ports(config)
     return resolve(config)
+
+
+def check(config: DictConfig, stage: str) -> None:
+    """Run a stage's preflight in a process of its own. Raises PreflightFailed."""
+    in_child(_require, config, stage)
 
 
 def _require(config: DictConfig, stage: str) -> None:

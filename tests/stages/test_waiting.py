@@ -60,3 +60,8 @@ def test_a_childs_answer_error_and_death_reach_the_caller() -> None:
     assert refused == ["PreflightFailed", "memory: too little: close others"]
     assert failed == ["KeyError", "'x'"]
     assert killed[0] == "RunFailed" and "die ended abruptly" in killed[1]
+
+
+def test_the_agent_s_commands_leave_what_their_checks_need_to_a_child() -> None:
+    imported = "import json, sys, drzero.agent.ask, drzero.agent.serve; print(json.dumps(list(sys.modules)))"
+    assert not HEAVY & set(json.loads(ran(imported).stdout))

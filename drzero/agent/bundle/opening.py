@@ -19,7 +19,7 @@ from drzero.agent.bundle.manifest import BundleError, Manifest, check_files, rea
 from drzero.agent.keys import INDEX_KEYS, answer_keys
 from drzero.ops.console import say
 from drzero.ops.files import publish, staging_folder
-from drzero.preflight.models import HUB_ID
+from drzero.ops.hub import HUB_ID
 from drzero.recipe.indices import index_of
 from search.index_info import ServedIndex, ask_index
 

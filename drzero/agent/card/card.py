@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from drzero.agent.bundle.manifest import Manifest
 from drzero.agent.card.figures import questions_made, scores, trained_with
 from drzero.ops.files import atomic_write
-from drzero.preflight.models import HUB_ID
+from drzero.ops.hub import HUB_ID
 from drzero.recipe.fingerprint import fingerprint_model
 from drzero.runs.report.text import visible
 
