@@ -86,8 +86,21 @@ def run_list_models(overrides: Sequence[str]) -> None:
         base_model = OmegaConf.merge(paths, OmegaConf.load(file)).base_model
         state, gb = state_and_size(file.stem, base_model)
         table.add_row(file.stem, base_model, state, f"{gb:.1f}" if gb else "–")
+    for base_model, environments in models_of_environments().items():
+        state, gb = state_and_size("", base_model)
+        named = f"{base_model} (env={', '.join(environments)})"
+        table.add_row("–", named, state, f"{gb:.1f}" if gb else "–")
     console().print(table)
     print("Any other model by its hub id or folder: model=OWNER/NAME, model=./FOLDER (docs/models.md)")
+
+
+def models_of_environments() -> dict[str, list[str]]:
+    """The hub ids that environments have by default on Modal, with the environments."""
+    general = OmegaConf.load(CONFIG_DIR / "runs" / "general.yaml")
+    found: dict[str, list[str]] = {str(general.model): ["of your own"]}
+    for environment, model in general.models_by_env.items():
+        found.setdefault(str(model), []).append(str(environment))
+    return found
 
 
 def state_and_size(name: str, base_model: str) -> tuple[str, float | None]:

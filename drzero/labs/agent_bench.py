@@ -34,7 +34,14 @@ from drzero.labs.agents.builtin import environment_agent
 from drzero.labs.agents.contract import AgentClass, RewardRule
 from drzero.labs.agents.load import EXAMPLE, is_class, load_agent, load_items
 from drzero.labs.agents.proxy import ModelCall, Recorder, readable
-from drzero.labs.agents.report import failed_share, faults, print_bench, print_runs, record
+from drzero.labs.agents.report import (
+    failed_share,
+    faults,
+    print_bench,
+    print_runs,
+    record,
+    unexplained,
+)
 from drzero.labs.agents.runs import NO_KEY, AgentRun, Bench, Plan, play
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.console import say, set_verbose
@@ -129,7 +136,10 @@ def _bench_agent(config: DictConfig) -> None:
             bench = run_bench(config, agent, items, base)
             kept = _keep(bench.failed, folder)
             print_bench(bench, shown)
-            _conclude(list(faults(bench, None if config.run_mode == "single" else config.max_pause_s)), kept)
+            limit_s = None if config.run_mode == "single" else config.max_pause_s
+            if reason := unexplained(bench, limit_s):
+                say(_NAME, reason, "warning")
+            _conclude(list(faults(bench, limit_s)), kept)
 
 
 def _ending(folder: Path) -> AbstractContextManager[None]:

@@ -24,25 +24,31 @@ _TEXT_FLAGS = {
     "hop-ratio": "like 4:3:2:1",
     "config-path": "a run file, as in config/runs/",
     "gpu-type": "like H100; one, unless --gpu-count says more. Without both: 8 x H100",
+    "trainer-gpu-ids": "like 0,1,2,3: the GPUs that only train, with --inference-gpu-ids",
+    "inference-gpu-ids": "like 4,5,6,7: the GPUs that only sample",
     "provoke": "with flow-test: a fault",
 }
 _NUMBER_FLAGS = {
     "iteration": (0, "of the loop; 0 is the base model"),
     "steps": (1, "training steps (of an iteration)"),
     "gpu-count": (0, "0 for none"),
+    "serve-gpus": (1, "GPUs that only sample, while the others train"),
     "num-examples": (1, "questions of each benchmark, or rows of the environment"),
     "seconds": (1, "with flow-test: how long"),
 }
 """The least value of each, and its help."""
+SERVE_GPUS = "machine.serve_gpus"
 _NAME_A_RUN = ("logs", "stacks", "diagnose")
 _TAKES_PLACES = ("upload", "download", *_NAME_A_RUN)
 _RUNS = (*(name for name, action in ACTIONS.items() if action.is_job), "preflight")
+_TRAINS = tuple(name for name, action in ACTIONS.items() if action.trains)
 _ITERATES = ("challenger", "synthesize", "solver", "merge", "evaluate", "preflight", "check-services")
 _TAKEN_BY = {
     "stage": ("preflight", "check-services", "flow-test", *_NAME_A_RUN),
     "iteration": (*_ITERATES, *_NAME_A_RUN),
     **dict.fromkeys(("env", "model"), (*_RUNS, *_NAME_A_RUN)),
     **dict.fromkeys(("gpu-type", "gpu-count", "steps", "hop-ratio", "num-examples"), _RUNS),
+    **dict.fromkeys(("serve-gpus", "trainer-gpu-ids", "inference-gpu-ids"), (*_TRAINS, "preflight")),
     "config-path": (*_RUNS, "list-models"),
     **dict.fromkeys(("seconds", "provoke", "workers"), ("flow-test",)),
 }
@@ -65,6 +71,9 @@ class Words:
     config_path: str | None = None
     gpu_type: str | None = None
     gpu_count: int | None = None
+    serve_gpus: int | None = None
+    trainer_gpu_ids: str | None = None
+    inference_gpu_ids: str | None = None
     stage: str | None = None
     num_examples: int | None = None
     seconds: int | None = None
@@ -102,7 +111,7 @@ def parse(words: Sequence[str], function: str = "main") -> Words:
         if values.action not in ("", "evaluate") and not find_action(values.action).trains:
             other = f"use train, challenger, solver or evolve, or --action {values.action}"
             raise LaunchError(f"--stage {values.action}: {other}")
-    return _checked(Words(**vars(values), function=function, overrides=overrides, places=places))
+    return with_split(_checked(Words(**vars(values), function=function, overrides=overrides, places=places)))
 
 
 def parse_modal_run(argv: Sequence[str], file: str) -> Words | None:
@@ -114,6 +123,35 @@ def parse_modal_run(argv: Sequence[str], file: str) -> Words | None:
         near = did_you_mean(function, FUNCTIONS)
         raise LaunchError(f"::{function}: no such entry point{near}. There are {', '.join(FUNCTIONS)}")
     return None
+
+
+def with_split(words: Words) -> Words:
+    """Write the flags for GPUs that only sample as an override. Ids count the machine's GPUs, from 0."""
+    ids = {flag: _ids(flag, getattr(words, flag)) for flag in ("trainer_gpu_ids", "inference_gpu_ids")}
+    training, serving = ids.values()
+    if training is None and serving is None:
+        split: int | list[int] | None = words.serve_gpus
+    elif words.serve_gpus is not None or training is None or serving is None:
+        raise LaunchError("--trainer-gpu-ids and --inference-gpu-ids go together, or --serve-gpus alone")
+    else:
+        both = sorted([*training, *serving])
+        count = len(both) if words.gpu_count is None else words.gpu_count
+        if both != list(range(count)):
+            raise LaunchError(
+                f"--trainer-gpu-ids {words.trainer_gpu_ids} --inference-gpu-ids {words.inference_gpu_ids}: "
+                f"name each GPU of the machine once, 0 to {count - 1}; --gpu-count says how many it has"
+            )
+        words.gpu_count, split = count, serving
+    if split is not None:
+        words.overrides.append(f"{SERVE_GPUS}={split}".replace(" ", ""))
+    return words
+
+
+def _ids(flag: str, text: str | None) -> list[int] | None:
+    parts = None if text is None else text.split(",")
+    if parts is not None and not all(part.strip().isdecimal() for part in parts):
+        raise LaunchError(f"--{flag.replace('_', '-')} {text}: write numbers, like 0,1,2,3")
+    return None if parts is None else [int(part) for part in parts]
 
 
 def split_overrides(text: str) -> list[str]:

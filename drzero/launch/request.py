@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from drzero.launch.actions import ACTIONS, Action, find_action
-from drzero.launch.arguments import Words
+from drzero.launch.arguments import SERVE_GPUS, Words
 from drzero.launch.compute import Compute, for_gpus, load_compute
 from drzero.launch.default_machine import billions_of, default_machine
 from drzero.launch.environments import check_environment, is_task
@@ -35,7 +35,7 @@ from drzero.launch.runfile import (
     model_option,
     read_runfile,
 )
-from drzero.ops.text import did_you_mean
+from drzero.ops.text import counted, did_you_mean
 
 WITH_TRAINER = "--with-trainer"
 CHECKS = ("check-services", "flow-test")  # actions that only try parts of a run
@@ -203,6 +203,7 @@ def resolve(words: Words) -> Request:
     machine, reason = _machine(launch)
     changes, overrides = machine_changes(launch.typed)
     compute = for_gpus(machine, words.gpu_type, words.gpu_count).changed(**changes)
+    _check_split(launch, compute)
     name = launch.named("run.name") or launch.default_name
     if not _RUN_NAME.fullmatch(name):
         raise LaunchError(
@@ -223,6 +224,18 @@ def resolve(words: Words) -> Request:
         env=launch.env,
         script=_script(launch) if action.name == "train" else None,
     )
+
+
+def _check_split(launch: _Launch, compute: Compute) -> None:
+    split = launch.named(SERVE_GPUS)
+    if split is None or split == "null" or not launch.uses_machine:
+        return
+    serving = int(split) if split.isdecimal() else split.count(",") + 1
+    if serving >= compute.count:
+        most = compute.count - 1
+        fix = f"let {most} serve at most" if most > 0 else f"rent more by --gpu-count {2 * serving}"
+        why = f"compute={compute.name} has {counted(compute.count, 'GPU')}, and none would be left to train"
+        raise LaunchError(f"{SERVE_GPUS}={split}: {why}: {fix}")
 
 
 def run_name(words: Words) -> str:

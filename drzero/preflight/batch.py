@@ -14,6 +14,7 @@ from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, warning
 from drzero.preflight.memory_ledger import sequence_parallel
+from drzero.recipe.gpu_split import SERVE_GPUS, pools
 from verl_ext.sglang.compat import OWN_POSITIONS
 
 _ACTOR, _ROLLOUT, _REF = (f"actor_rollout_ref.{part}" for part in ("actor", "rollout", "ref"))
@@ -36,7 +37,13 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
     if model.lora_rank > 0 and not model.lora.merge:
         yield from _adapters(rollout.name, config.machine.device)
     if rollout.name == "reference" and config.trainer.v1.trainer_mode.endswith("async"):
-        yield error(_MODE, "the reference engine has no partial rollouts", "use mode=sync or another engine")
+        fix = f"{_in_sync(config)}, or use rollout=sglang"
+        yield error(_MODE, "the reference engine has no partial rollouts", fix)
+
+
+def _in_sync(config: DictConfig) -> str:
+    """What to change for training and sampling in turn."""
+    return "use mode=sync" if config.machine.serve_gpus is None else f"leave {SERVE_GPUS} out"
 
 
 def check_filter(ctx: CheckContext) -> Iterator[Finding]:
@@ -68,7 +75,7 @@ def check_parallel(ctx: CheckContext) -> Iterator[Finding]:
     """Parallel sizes must fit the devices and the models' heads."""
     config, solver, per_node = ctx.config, ctx.config.solver, ctx.config.machine.gpus
     if ctx.trains:
-        yield from _rollout_parallel(ctx, per_node * config.machine.nodes)
+        yield from _rollout_parallel(ctx, config.trainer.n_gpus_per_node * config.trainer.nnodes)
     if not ctx.serves_model or solver.engine != "sglang" or config.machine.device == "cpu":
         return
     used = solver.tp_size * solver.dp_size
@@ -102,6 +109,9 @@ def _rollout_parallel(ctx: CheckContext, devices: int) -> Iterator[Finding]:
         return
     if rollout.name == "reference" and group != 1:
         yield error(key, "the reference engine works on one device", f"set {key}=1")
+    elif len(counts := pools(ctx.config)) > 1 and any(number % group for number in counts):
+        why = f"{counts[0]} GPUs train and {counts[1]} only sample, and an engine takes {group}"
+        yield error(key, why, f"choose {SERVE_GPUS} so that {group} divides both, or lower {key}")
     elif devices % group:
         yield error(
             key,
@@ -305,10 +315,10 @@ def check_separate_async(ctx: CheckContext) -> Iterator[Finding]:
             f"{steps * mini}",
             "change one of them",
         )
-    for key in ("nnodes", "n_gpus_per_node"):
-        if not rollout[key]:
-            why = "separate_async needs GPUs of their own for the rollouts"
-            yield error(f"{_ROLLOUT}.{key}", why, f"set {_ROLLOUT}.nnodes and .n_gpus_per_node")
+    if not (rollout.nnodes and rollout.n_gpus_per_node):
+        why = "separate_async needs GPUs of their own for the rollouts"
+        half = max(1, config.machine.gpus // 2)
+        yield error(f"{_ROLLOUT}.nnodes", why, f"set {SERVE_GPUS}={half} instead of mode= (docs/machines.md)")
     if rollout.checkpoint_engine.backend == "naive":
         why = "separate_async sends weights between GPUs, which naive cannot"
         yield error(f"{_ROLLOUT}.checkpoint_engine.backend", why, "set it to nccl")
@@ -322,7 +332,7 @@ def check_on_policy(ctx: CheckContext) -> Iterator[Finding]:
     mode = config.trainer.v1.trainer_mode
     if mode != "drzero_hrpo_sync":
         why = f"trainer mode {mode} trains on questions of an older policy, and HRPO is on-policy"
-        yield error(_MODE, why, "use mode=sync, or set allow_off_policy=true")
+        yield error(_MODE, why, f"{_in_sync(config)}, or set allow_off_policy=true")
     for key, wanted in (("ppo_mini_batch_size", config.data.train_batch_size), ("ppo_epochs", 1)):
         if config.actor_rollout_ref.actor[key] != wanted:
             once = "keep ppo_mini_batch_size at data.train_batch_size and ppo_epochs at 1"

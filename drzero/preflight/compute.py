@@ -9,6 +9,8 @@ from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
 from drzero.preflight.cost import Estimate, estimate, together
 from drzero.preflight.finding import Finding, error, note, warning
+from drzero.recipe.compose import joins_cluster
+from drzero.recipe.gpu_split import pools
 
 FIRST_BUILD_S = 1800
 
@@ -19,7 +21,7 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
     compute = config.compute
     # prepare-data runs anywhere. The declared machine only decides embedder and wording.
     prepares = ctx.stage == "prepare_data"
-    wanted = config.machine.gpus if config.machine.device != "cpu" and not prepares else 0
+    wanted = _gpus_used(ctx) if config.machine.device != "cpu" and not prepares else 0
     yield from _embedder_device(ctx)
     yield from _bfloat16(ctx)
     if wanted and (machine.is_local or ctx.starting):
@@ -51,6 +53,13 @@ def check_compute(ctx: CheckContext) -> Iterator[Finding]:
         why = f"a run that stands still would be paid for (${machine.usd_per_hour:.2f}/h) until its call ends"
         fix = "set watchdog.policy=resume watchdog.resumes=1, as on every machine of compute/, or stop"
         yield warning("watchdog.policy", why, fix)
+
+
+def _gpus_used(ctx: CheckContext) -> int:
+    """GPUs of each machine. veRL's own keys for GPUs that only sample add to machine.gpus."""
+    if not ctx.trains or joins_cluster(ctx.config):
+        return int(ctx.config.machine.gpus)
+    return max(int(ctx.config.machine.gpus), sum(pools(ctx.config)))
 
 
 def _bfloat16(ctx: CheckContext) -> Iterator[Finding]:

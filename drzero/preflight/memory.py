@@ -26,6 +26,7 @@ from drzero.preflight.memory_ledger import (
 )
 from drzero.preflight.model_shape import FAMILIES
 from drzero.preflight.what_fits import what_fits
+from drzero.recipe.gpu_split import pools
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FASTER = (
@@ -189,7 +190,8 @@ def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
     now = rollout.tensor_model_parallel_size if rollout else config.solver.tp_size
     shapes = [shape for model in ctx.models().values() if (shape := ctx.shape(model))]
     for tp in range(1, gpus + 1 if not fits else now):
-        if tp == now or gpus % tp or any(shape.heads % tp for shape in shapes):
+        counts = pools(config) if ctx.trains else []
+        if tp == now or any(number % tp for number in (gpus, *counts, *(shape.heads for shape in shapes))):
             continue
         changed = config.copy()
         changed.solver.tp_size = tp
@@ -223,7 +225,9 @@ def _faster_update(ctx: CheckContext) -> Iterator[Finding]:
 def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
     if server.engine != "sglang":
         return
-    share_gib = max(items.get(server.share_item, 0.0) for items in ledger.phases.values())
+    # The smallest: a GPU that only samples has more room than one that trains as well.
+    shares = (items.get(server.share_item) for items in ledger.phases.values())
+    share_gib = min((share for share in shares if share is not None), default=0.0)
     sequences = (share_gib - server.weights_gib) / server.kv_gib(server.positions)
     share = f"{server.share:g} of the {share_gib / server.share:.1f} GiB that are free when it starts"
     more = f"raise it, or spread the model over more GPUs (tp is {server.tp})"
@@ -299,9 +303,10 @@ def _host_next_to_gpus(ctx: CheckContext) -> Iterator[Finding]:
     others = {"processes": 24.0 if ctx.trains else 8.0} | retrieval_in_host_memory(config)
     items = dict(others)
     if ctx.trains and (shape := ctx.shape(config.actor_rollout_ref.model.path)):
+        ranks = config.trainer.n_gpus_per_node
         items["offloaded weights and Adam states"] = offloaded_gib(config, shape) / machine.nodes
-        items["the engines' copies of their weights"] = weights_backup_gib(config, shape, machine.gpus)
-        start = {"weights as the ranks load them": loading_gib(config, shape, machine.gpus)}
+        items["the engines' copies of their weights"] = weights_backup_gib(config, shape, ranks)
+        start = {"weights as the ranks load them": loading_gib(config, shape, ranks)}
         items = max(items, others | start, key=lambda moment: sum(moment.values()))
     if (wanted := sum(items.values())) > machine.host_gib:
         listed = ", ".join(f"{name} {gib:.0f}" for name, gib in sorted(items.items(), key=lambda i: -i[1]))

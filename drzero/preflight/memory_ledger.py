@@ -45,6 +45,7 @@ from omegaconf import DictConfig
 from drzero.preflight.machine import Machine
 from drzero.preflight.model_shape import ModelShape
 from drzero.preflight.sglang_memory import CONTEXT_GIB, GIB, MIB, kept_gib, outside_gib
+from drzero.recipe.gpu_split import pools
 from drzero.recipe.indices import places_of
 from search.embedders import PACKAGED_EMBEDDER
 from search.errors import StoreError
@@ -83,6 +84,7 @@ _ABOUT = {
     "actor: Adam's step": "a copy of all trained weights",
     "actor: gathered": "whole copies of the layers that work",
     "actor: buckets of weights": "whole tensors on their way to the engine",
+    "rollout engine: buckets": "weights on their way from the GPUs that train",
     "encoders": "embedding models of the retrieval service",
     "encoders (of one GPU)": "embedding models of the retrieval service",
     "index": "the index's graph",
@@ -296,7 +298,7 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     if config.method == "hrpo":
         others |= solver_server(config, solver).items(capacity, capacity)
     others |= encoders_on_gpu(config, machine.gpus)
-    state = actor_state(config, shape, machine.gpus * machine.nodes)
+    state = actor_state(config, shape, config.trainer.n_gpus_per_node * config.trainer.nnodes)
     resident = resident_state(state, fsdp)
     free = capacity - sum(others.values()) - sum(resident.values())
     server = rollout_server(config, shape)
@@ -321,6 +323,9 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     if server.engine == "sglang" and sleeps(config):
         synced = others | sleeping | resident | weights
         ledger.phases["weight sync"] = synced | sync_items(config, shape, state)
+    if len(pools(config)) > 1:
+        alone = others | server.items(capacity - sum(others.values()), capacity)
+        ledger.phases["GPU that only samples"] = alone | {"rollout engine: buckets": buckets_gib(config)}
     return ledger
 
 
@@ -339,11 +344,16 @@ def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -
     """The actor's items while SGLang takes its weights, by the formula above."""
     own = width(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32")
     largest = own * shape.vocabulary * shape.hidden / GIB
-    bucket = config.actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes * MIB / GIB
-    items = {"actor: buckets of weights": 2 * max(bucket, largest) + largest}
+    items = {"actor: buckets of weights": max(buckets_gib(config), 2 * largest) + largest}
     if lora_rank(config):
         items |= {"actor: weights": state["actor: weights"], "actor: gathered": own * shape.layer / GIB}
     return items
+
+
+def buckets_gib(config: DictConfig) -> float:
+    """The two buckets in which weights are sent: one is filled while the other is on its way."""
+    engine = config.actor_rollout_ref.rollout.checkpoint_engine
+    return 2 * float(engine.update_weights_bucket_megabytes) * MIB / GIB
 
 
 def _serves_search(config: DictConfig) -> bool:

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from importlib import metadata
+from importlib.util import find_spec
 
+from omegaconf import OmegaConf
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -23,6 +25,7 @@ _VERL_WANTS = {
     "tensordict": SpecifierSet(">=0.8,!=0.9.0,<=0.10"),
 }
 _VERL = pinned("verl")
+_CUPY = "cupy-cuda13x"
 
 
 def installed(package: str) -> str | None:
@@ -56,6 +59,7 @@ def check_versions(ctx: CheckContext) -> Iterator[Finding]:
             yield error(package, why, f"install {package}{wanted}", value=version)
     if ctx.trains:
         yield from _attention(ctx)
+        yield from _sending(ctx)
     if of_sglang and config.machine.device != "cpu":
         yield from _sglang(of_sglang[0])
     elif of_sglang and (reason := refusal_on_cpu()):
@@ -84,6 +88,15 @@ def _attention(ctx: CheckContext) -> Iterator[Finding]:
     elif Version(version).base_version != wanted:
         why = f"flash-attn {version} is not the {wanted} of the table"
         yield warning("flash-attn", why, f"install {wanted}", value=version)
+
+
+def _sending(ctx: CheckContext) -> Iterator[Finding]:
+    key = "actor_rollout_ref.rollout.checkpoint_engine.backend"
+    if OmegaConf.select(ctx.config, key) != "nccl" or find_spec("cupy") is not None:
+        return
+    wanted = f"{_CUPY}=={pinned(_CUPY, gpu=True)}"
+    why = "veRL sends weights between GPUs by CuPy, which is not installed"
+    yield error(key, why, f"install {wanted}, or the build for your CUDA")
 
 
 def _sglang(key: str) -> Iterator[Finding]:

@@ -55,8 +55,9 @@ def _ladders(config: DictConfig) -> Iterator[tuple[str, list[int]]]:
         yield _halved(config, f"{_ROLLOUT}.max_num_seqs", _LEAST_SLOTS)
     if config.method == "hrpo" and config.solver.engine == "reference":
         yield _halved(config, "solver.max_batch_size", _LEAST_SLOTS)
-    if config.compute.provider != "local" and config.compute.memory:
-        yield "compute.memory", [*range(config.compute.memory, MOST_MEMORY_MIB, _MEMORY_STEP_MIB)]
+    if config.compute.provider != "local" and (now := config.compute.memory):
+        more = range(now, MOST_MEMORY_MIB, _MEMORY_STEP_MIB)
+        yield "compute.memory", [*more, max(now, MOST_MEMORY_MIB)]
 
 
 def _halved(config: DictConfig, key: str, least: int) -> tuple[str, list[int]]:

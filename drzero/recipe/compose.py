@@ -24,6 +24,7 @@ from drzero.ops.notices import plain
 from drzero.ops.resources.gpu import gpus_here
 from drzero.ops.text import is_loopback
 from drzero.ops.versions import installed_versions
+from drzero.recipe.gpu_split import SERVE_GPUS, VISIBLE, count, fault, training_gpus, visible_devices
 from drzero.recipe.overrides import OverrideError, assigned, check_overrides, for_stage, key_of, leaf_values
 from drzero.recipe.settings.retrieval import OF_OWN_SERVICE
 from drzero.recipe.settings.schema import schema_of
@@ -100,6 +101,9 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "share": lambda whole, parts: -(-whole // max(parts, 1)),
     # Engines of `each` GPUs on a machine. At least one, which preflight then refuses.
     "copies": lambda gpus, each: max(1, gpus // max(1, each)),
+    "training_gpus": training_gpus,
+    "serving_gpus": lambda serve_gpus, training: count(serve_gpus) or training,
+    "serving_nodes": lambda nodes, serve_gpus: nodes if count(serve_gpus) else 0,
     "cores": lambda: len(os.sched_getaffinity(0)),
     "fast_cpu_dtype": fast_cpu_dtype,
     # FSDP2 shards the fused form of these alone.
@@ -158,12 +162,18 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
     if not any(override.startswith("hardware=") for override in overrides):
         overrides.insert(0, f"hardware={fitting_hardware(overrides)}")
     schema = schema_of(stage)
+    split = [override for override in overrides if key_of(override) == SERVE_GPUS]
+    has_split = schema.has_verl and split and not split[-1].endswith("=null")
+    if has_split and not any(override.startswith("mode=") for override in overrides):
+        overrides.insert(0, "mode=separate_async")
     if ignored := [override for override in overrides if schema.ignores(key_of(override))]:
         # Only a stage with veRL can say whether these exist.
         groups = [o for o in overrides if o.startswith(("hardware=", "model=", "compute=", "env="))]
         check_overrides([*groups, *ignored], CONFIG_DIR, "challenger", schema_of("challenger"))
     config = check_overrides(overrides, CONFIG_DIR, stage, schema)
     _refuse_own_service(config, stage, overrides)
+    if schema.has_verl and (reason := fault(config)):
+        raise OverrideError(f"{split[-1]!r}: {reason}" if split else f"{SERVE_GPUS}: {reason}").of(SERVE_GPUS)
     with open_dict(config):
         for name, path in config.paths.items():
             config.paths[name] = os.path.abspath(path)
@@ -280,7 +290,9 @@ def process_env(config: DictConfig) -> dict[str, str]:
     levels = {"DRZERO_LOG_LEVEL": level, "VERL_LOGGING_LEVEL": level, "TQ_LOGGING_LEVEL": level}
     # Only at DEBUG, because Ray prints a line about it in every process.
     ray = {"RAY_BACKEND_LOG_LEVEL": "debug"} if level == "DEBUG" else {}
-    return levels | ray | {name: str(value) for name, value in config.process_env.items()}
+    env = levels | ray | {name: str(value) for name, value in config.process_env.items()}
+    ordered = visible_devices(config.machine, env.get(VISIBLE, os.environ.get(VISIBLE)))
+    return env | ({VISIBLE: ordered} if ordered else {})
 
 
 def verl_env(config: DictConfig) -> dict[str, str]:

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import bench_agents
 import httpx
@@ -28,9 +29,10 @@ from drzero.cli import main
 from drzero.commands.serve_model import add_call_form, model_name
 from drzero.labs.agent_bench import choose
 from drzero.labs.agents.contract import RewardRule
+from drzero.labs.agents.event_loop import Pause
 from drzero.labs.agents.load import load_agent, load_items
 from drzero.labs.agents.proxy import Recorder
-from drzero.labs.agents.report import by_cause, faults
+from drzero.labs.agents.report import by_cause, faults, unexplained
 from drzero.labs.agents.runs import Bench, Plan, play
 from drzero.ops.bearer import MODEL_KEY
 from drzero.ops.process.lock import lock_is_held
@@ -87,6 +89,23 @@ def test_the_guides_agent_runs_on_one_item_and_its_call_is_shown(url, tmp_path, 
     assert "finished       1 of 1" in out and "no fault was seen" in out
     assert not (tmp_path / "agent_bench" / "failures.jsonl").exists()
     assert examine(tmp_path / "agent_bench").state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("late_s", "paused_s", "limit_s", "said"),
+    [
+        (27.1, 0.6, 1.0, "late by 27.1 s, and no line of the agent was seen to hold it"),
+        (27.1, 26.5, 1.0, None),  # a fault, with its line
+        (0.9, 0.6, 1.0, None),
+        (27.1, 0.6, None, None),
+    ],
+)
+def test_a_late_event_loop_that_no_line_explains_is_said_before_no_fault_was_seen(
+    late_s, paused_s, limit_s, said
+):
+    bench = SimpleNamespace(latest_s=late_s, pause=Pause(paused_s, "my_agent.py:11"))
+    told = unexplained(cast(Bench, bench), limit_s)
+    assert told is None if said is None else said in told
 
 
 def test_one_item_is_played_where_a_debugger_stops_in_the_commands_own_process_and_thread(

@@ -37,6 +37,26 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
         ("--action status --gpu-type H100", "--gpu-type: status does not read it"),
         ("--action upload x --model y", "--model: upload does not read it"),
         ("--action solver --seconds 30", "--seconds: solver does not read it. It is for flow-test"),
+        ("--action evaluate --serve-gpus 2", "--serve-gpus: evaluate does not read it. It is for challenger"),
+        ("--action solver --serve-gpus 0", "--serve-gpus 0: must be 1 or more"),
+        ("--action solver --trainer-gpu-ids 0,1", "go together, or --serve-gpus alone"),
+        ("--action solver --trainer-gpu-ids 0 --inference-gpu-ids 1 --serve-gpus 1", "go together"),
+        (
+            "--action solver --trainer-gpu-ids a,b --inference-gpu-ids 2",
+            "--trainer-gpu-ids a,b: write numbers",
+        ),
+        (
+            "--action solver --trainer-gpu-ids 0,1 --inference-gpu-ids 1,2",
+            "--trainer-gpu-ids 0,1 --inference-gpu-ids 1,2: name each GPU of the machine once, 0 to 3",
+        ),
+        (
+            "--action solver --trainer-gpu-ids 0,0 --inference-gpu-ids 1",
+            "each GPU of the machine once, 0 to 2",
+        ),
+        (
+            "--action solver --trainer-gpu-ids 0,1 --inference-gpu-ids 2,3 --gpu-count 8",
+            "once, 0 to 7; --gpu-count says how many it has",
+        ),
         ("--action challenger --follow", "--follow is for --action logs"),
         ("--action challenger wordle", "'wordle': challenger takes only flags and overrides"),
         ("challenger", "an action is required: --action smoke, --action prepare-data"),

@@ -308,6 +308,43 @@ def test_a_mistake_is_reported_with_its_place(tmp_path, line, file, message):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "gpus", "trains", "serves"),
+    [
+        ("solver --serve-gpus 4", 8, 4, 4),
+        ("solver --serve-gpus 1 --gpu-count 4", 4, 3, 1),
+        ("solver --trainer-gpu-ids 0,1,2,3 --inference-gpu-ids 4,5,6,7", 8, 4, [4, 5, 6, 7]),
+        ("train --env wordle --trainer-gpu-ids 2,3 --inference-gpu-ids 0,1", 4, 2, [0, 1]),
+        ("evolve --serve-gpus 4 loop=full", 8, None, 4),
+    ],
+)
+def test_flags_say_which_gpus_serve_and_the_machine_has_them_all(line, gpus, trains, serves):
+    request = launch(line)
+    split = [word for word in request.command if "serve_gpus" in word]
+    assert request.compute.count == gpus and split == [f"machine.serve_gpus={serves}".replace(" ", "")]
+    if trains is not None:
+        config = compose_stage(request.command[0], request.command[1:])
+        assert (config.trainer.n_gpus_per_node, config.machine.serve_gpus) == (trains, serves)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("solver --serve-gpus 8", "has 8 GPUs, and none would be left to train: let 7 serve at most"),
+        ("solver --serve-gpus 2 --gpu-count 2", "has 2 GPUs, and none would be left to train: let 1 serve"),
+        ("solver machine.serve_gpus=[0,1] --gpu-count 2", "let 1 serve at most"),
+        (
+            "train --env wordle --serve-gpus 2",
+            "compute=a100-40gb has 1 GPU, and none would be left to train: rent",
+        ),
+    ],
+)
+def test_a_split_that_leaves_no_gpu_to_train_is_refused_before_anything_starts(line, message):
+    with pytest.raises(LaunchError) as refused:
+        launch(line)
+    assert message in str(refused.value)
+
+
 def test_without_a_flash_attention_wheel_the_actor_gets_torchs_own(monkeypatch):
     monkeypatch.setattr("drzero.launch.image.pins.FLASH_ATTN_WHEELS", ())
     config = compose_stage("challenger", launch("challenger").command[1:])

@@ -45,6 +45,27 @@ def test_without_being_asked_for_no_line_is_printed(tmp_path, capsys):
     assert capsys.readouterr().out == "[main] three\n"
 
 
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["{'loss': 0.5}", "next"], ["{'loss': 0.5}", "next"]),
+        (
+            ["{'actor': {'lr': 1,", "           'n': {}},", " 'trainer': {'gpus': 4}}", " indented", "next"],
+            ["{'actor': {'lr': 1, … (the rest is in LOG)", " indented", "next"],
+        ),
+        (
+            ["(Task pid=1) {'a': 1,", "(Other pid=2) one", "(Task pid=1)  'b': 2}", "(Task pid=1) two"],
+            ["(Task pid=1) {'a': 1, … (the rest is in LOG)", "(Other pid=2) one", "(Task pid=1) two"],
+        ),
+    ],
+)
+def test_of_a_printed_config_the_first_line_is_shown_and_the_log_has_all(tmp_path, capsys, lines, shown):
+    tee(tmp_path, "".join(f"{line}\n" for line in lines).encode())
+    log = tmp_path / "logs" / "main.log"
+    assert capsys.readouterr().out.replace(str(log), "LOG").splitlines() == [f"[main] {one}" for one in shown]
+    assert log.read_text().splitlines() == lines
+
+
 def test_the_first_errors_are_printed_and_the_log_is_named_for_the_rest(tmp_path, capsys):
     errors = b"".join(b"ValueError: %d\nfine\n" % number for number in range(9))
     tee(tmp_path, errors, relays=False)

@@ -32,6 +32,16 @@ def faults(bench: Bench, max_pause_s: float | None) -> Iterator[str]:
         yield f"{bench.tasks_left.count(name)} tasks were left running: {name}"
 
 
+def unexplained(bench: Bench, max_pause_s: float | None) -> str | None:
+    """What to know of an event loop that was late though no line was seen to hold it; None if it was not."""
+    if max_pause_s is None or bench.latest_s <= max_pause_s or bench.pause.seconds > max_pause_s:
+        return None
+    return (
+        f"the event loop was late by {bench.latest_s:.1f} s, and no line of the agent was seen to hold it: "
+        "an import, C code or a busy machine. Run it again on an idle one"
+    )
+
+
 def failed_share(runs: Sequence[AgentRun]) -> str:
     """How many runs failed, and the commonest cause."""
     failed = [run for run in runs if run.failure is not None]

@@ -141,8 +141,9 @@ OF_ENVIRONMENTS_PIP = {"verifiers": ("verifiers[ta]",)}
 OF_ENVIRONMENTS_ALONE = dict.fromkeys(("bfcl-single-turn", "bfcl-multi-turn"), ("bfcl-eval",))
 """Installed without dependencies, which would change others: bfcl-eval pins numpy 1.26.4."""
 
-GPU_ONLY = ("kernels",)
-"""SGLang requires any version of it, but one newer than Transformers' extra allows breaks `import sglang`."""
+GPU_ONLY = ("cupy-cuda13x", "kernels")
+"""veRL sends weights between GPUs by CuPy. SGLang requires any version of kernels, but one newer than
+Transformers' extra allows breaks `import sglang`."""
 
 _BROUGHT = """
 aiohappyeyeballs aiosignal annotated-doc annotated-types anyio attrs build certifi cffi

@@ -48,6 +48,7 @@ class LogTee(threading.Thread):
         super().__init__(name=f"tee-{name}", daemon=True)
         self._command = name
         self._relays = relays
+        self._in_mapping = False  # within a mapping of many lines: veRL prints its whole config
         self._errors = 0
         self.is_stopping = False  # whether new output only concerns being stopped
         self.first_error: str | None = None
@@ -81,13 +82,23 @@ class LogTee(threading.Thread):
         if is_error and self.first_error is None:
             self.first_error = shown.strip()
         if self._relays or console.is_verbose():
-            console.relay(self._command, line)
+            self._relay(line)
         elif is_error and not self.is_stopping:
             self._errors += 1
             if self._errors <= _ERRORS_SHOWN:
                 console.say(self._command, shown.strip(), "error")
             elif self._errors == _ERRORS_SHOWN + 1:
                 console.say(self._command, f"more errors: {self._log.name}", "error")
+
+    def _relay(self, line: str) -> None:
+        text = _ORIGIN.sub("", line)
+        if text.startswith("{'"):  # as pprint begins a mapping
+            self._in_mapping = not text.endswith("}")
+            line = f"{line} … (the rest is in {self._log.name})" if self._in_mapping else line
+        elif self._in_mapping and text.startswith(" "):
+            self._in_mapping = not text.endswith("}")
+            return
+        console.relay(self._command, line)
 
 
 class EventLog:
