@@ -48,7 +48,8 @@ class Asker:
             if progress:
                 progress(queries, new)
 
-        attempt = await self.solver.attempt(with_earlier(question, earlier), heard=heard)
+        asked = with_earlier(question, earlier, self.solver.prompt_form)
+        attempt = await self.solver.attempt(asked, heard=heard)
         return answer_of(question, attempt, found)
 
 

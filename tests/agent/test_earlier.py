@@ -30,6 +30,13 @@ def test_a_question_comes_after_the_last_exchanges(earlier, read):
     assert with_earlier("And who founded it?", earlier) == read
 
 
+def test_a_small_model_reads_each_question_alone():
+    assert (
+        with_earlier("And who founded it?", [("Where was Mara born?", "Orrin")], "short")
+        == "And who founded it?"
+    )
+
+
 def test_a_first_question_stays_as_it_was_typed():
     assert with_earlier("  Who\nfounded  it? ", []) == "  Who\nfounded  it? "
 

@@ -124,7 +124,7 @@ async function ask(question) {
   document.body.classList.toggle("two", compare || Boolean(document.querySelector(".sides > section + section")));
   byId("talk").append(exchange);
   byId("over").hidden = false;
-  byId("question").placeholder = "Ask a follow-up question, or start over with another subject";
+  byId("question").placeholder = "Ask another question";
   exchange.scrollIntoView();
   let why = ["bad", "The server ended the connection before the answer."];
   try {
