@@ -28,6 +28,14 @@ def named(cause: Cause, others: str) -> str:
 
 CAUSES: tuple[Cause, ...] = (
     Cause(
+        "no shared memory",
+        # A process gets SIGBUS where it writes to a full /dev/shm; NCCL's words name the disk.
+        r"\bSIGBUS\b|\bBus error\b|/dev/shm.*No space left|memory segment /dev/shm|out of shared memory",
+        "make room in /dev/shm (`docker run --shm-size` sets its size), then rerun: it resumes at the last "
+        "checkpoint",
+        culprit="/dev/shm",
+    ),
+    Cause(
         "disk full",
         r"No space left on device|Disk quota exceeded|ENOSPC|OutOfDiskError",
         "make room, then rerun: it resumes at the last checkpoint",

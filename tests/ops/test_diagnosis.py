@@ -367,6 +367,12 @@ CRASHED = {
 }
 SHORT = "the machine is out of memory (largest other programs: chrome 9.0 GiB)"
 GPU_FULL = {"trainer": "torch.OutOfMemoryError: CUDA out of memory"}
+BUS = {"trainer": "(raylet) *** SIGBUS received at time=1795740443 on cpu 1 ***"}
+NCCL = {"trainer": "Error while creating shared memory segment /dev/shm/nccl-x: No space left on device (28)"}
+LOADER = {
+    "trainer": "RuntimeError: DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that "
+    "dataloader's workers are out of shared memory."
+}
 NO_SPACE = {"trainer": "OSError: [Errno 28] No space left on device"}
 GARBAGE = {
     "trainer": "search.client.SearchRequestError: http://x/retrieve is no retrieval service: it answered 'x'"
@@ -381,6 +387,7 @@ GARBAGE = {
         ({"killed": KILLED}, "the machine is out of memory", "this machine's memory"),
         ({"errors": RAY_KILLED}, "the machine is out of memory", "this machine's memory"),
         ({"errors": GPU_FULL}, "out of memory", "trainer"),
+        *(({"errors": error}, "no shared memory", "/dev/shm") for error in (BUS, NCCL, LOADER)),
         ({"errors": GARBAGE}, "retrieval answers garbage", "retrieval"),
     ],
 )
@@ -396,9 +403,10 @@ def test_known_causes_go_first(facts, pattern, culprit):
         ({"errors": CRASHED}, "rollout worker (pid 7)", ["worker died"]),
         ({"errors": GPU_FULL}, "rollout worker (pid 7)", ["GPU"]),
         ({"errors": NO_SPACE}, "rollout worker (pid 7)", ["disk full", "make room"]),
+        ({"errors": BUS}, "/dev/shm", ["no shared memory", "--shm-size"]),
         ({}, "rollout worker (pid 7)", ["read trainer.log"]),
     ],
-    ids=["Ray's kill", "the kernel's", "a crash", "GPU", "disk", "unknown"],
+    ids=["Ray's kill", "the kernel's", "a crash", "GPU", "disk", "shared memory", "unknown"],
 )
 def test_a_worker_that_ended_is_named_with_the_reason(facts, culprit, said):
     who = "rollout worker (pid 7)"

@@ -158,6 +158,7 @@ RuntimeError: worker died
         ("2026-01-01 12:00:00 ERROR [server] cannot bind", True),
         ("Fatal Python error: Aborted", True),
         ("Segmentation fault (core dumped)", True),
+        ("(raylet) *** SIGBUS received at time=1795740443 on cpu 1 ***", True),
         ("Error: cannot start 'x'", True),
         ("", False),
         ("step 1 errors: 0", False),

@@ -20,8 +20,8 @@ from drzero.ops.records import append_json_lines
 
 _LEVEL_BELOW_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|Warning:")
 _ERROR = re.compile(
-    r"\b[\w.]*(Error|Exception)(:|$)|\b(ERROR|CRITICAL|FATAL)\b|^Fatal Python error|\bSegmentation fault\b"
-    r"|\bcrashed with exit code\b"
+    r"\b[\w.]*(Error|Exception)(:|$)|\b(ERROR|CRITICAL|FATAL)\b|^Fatal Python error"
+    r"|\b(Segmentation fault|Bus error|SIGBUS)\b|\bcrashed with exit code\b"
     r"|\b[1-9]\d* (Workers \(tasks / actors\) killed|Workers crashed|worker\(s\) were killed)"  # Ray's words
     r"|^A worker died or was killed"
 )
