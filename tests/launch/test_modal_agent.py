@@ -74,10 +74,11 @@ def test_people_who_share_a_workspace_have_an_agent_each(plane, checkout):
 
 
 def test_a_run_of_it_is_its_preflight_on_a_cpu(plane, checkout):
-    plane.answer("check", lambda: 1)
     done = plane.modal("run", "modal_agent.py", cwd=checkout, env=SHARED)
-    assert done.code == 1 and "$1.74 an hour" in done.stdout
-    assert plane.functions["check"].gpu is None
+    assert done.code == 2 and "$1.74 an hour" in done.stdout
+    (call,) = plane.calls
+    assert (call.function, call.spec.gpu) == ("check", None)
+    assert "there is no trained solver in" in call.logs
 
 
 @pytest.mark.parametrize(
