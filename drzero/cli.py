@@ -120,7 +120,13 @@ STAGES = {
     "synthesize": _stage("synthesize:run_synthesize", "write the solver's questions", "synthesize"),
     "solver": _stage("training:run_solver", "train the solver (GRPO)", "solver", shown=True),
     "merge": _stage("merge:run_merge", "checkpoint to model folder", "merge"),
-    "evaluate": _stage("evaluate.run:run_evaluate", "score a model", "evaluate"),
+    "evaluate": CliCommand(
+        "drzero.stages.evaluate.run:run_evaluate",
+        "score a model",
+        "evaluate",
+        overrides="drzero.stages.models:evaluate_overrides",
+        reports=True,
+    ),
     "train": _stage("train:run_train", "GRPO in any environment", "train", shown=True),
 }
 READERS = {

@@ -19,6 +19,7 @@ from drzero.preflight.finding import refusal
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import CONFIG_DIR, fitting_hardware
 from drzero.recipe.fingerprint import fingerprint_model
+from drzero.recipe.overrides import PLAIN_MODEL
 from drzero.stages.result import RESULT
 from verl_ext.clients.chat_endpoint import ChatEndpoint
 from verl_ext.clients.served_model import NOT_LET_IN, SolverServerError, words_of
@@ -108,12 +109,17 @@ def preview_overrides(overrides: Sequence[str]) -> list[str]:
         groups = {path.stem for path in (CONFIG_DIR / "model").glob("*.yaml")}
         named = [o for o in overrides if o.startswith("model=") and o.partition("=")[2] not in groups]
         others = [override for override in overrides if override not in named]
-        chosen = [] if any(override.startswith("model=") for override in others) else ["model=qwen2.5-3b"]
+        chosen = [] if any(override.startswith("model=") for override in others) else [f"model={PLAIN_MODEL}"]
     if "source" in given and "retrieval.embedder" not in given:
         typed = [o.partition("=")[2] for o in overrides if o.startswith("hardware=")]
         if (typed or [fitting_hardware(overrides)])[-1] == "cpu":
             chosen.append("retrieval.embedder=packaged-minilm")
     return [*chosen, *others, *(f"endpoint_{override}" for override in named)]
+
+
+def evaluate_overrides(overrides: Sequence[str]) -> list[str]:
+    """With api=chat as `preview_overrides`: prompts, passages and limits are a capable model's."""
+    return preview_overrides(overrides) if "api=chat" in overrides else list(overrides)
 
 
 def key_variable(config: DictConfig) -> str:

@@ -33,7 +33,6 @@ def common(folder: Path) -> list[str]:
     places = [f"paths.corpus={folder}/corpus", f"paths.checkpoints={folder}/runs", "run.min_free_gb=0.1"]
     return [
         "hardware=cpu",
-        "model=qwen2.5-3b",
         "retrieval.embedder=packaged-minilm",
         "process_env.OMP_NUM_THREADS=1",
         *places,
@@ -42,7 +41,7 @@ def common(folder: Path) -> list[str]:
 
 def chat(folder: Path, url: str, name: str, *more: str) -> list[str]:
     """The arguments of an evaluation over chat completions."""
-    asked = [f"endpoint={url}", "api=chat", f"endpoint_model={MODEL}", f"benchmarks=[{folder}/exam.csv]"]
+    asked = [f"endpoint={url}", "api=chat", f"model={MODEL}", f"benchmarks=[{folder}/exam.csv]"]
     return ["evaluate", *common(folder), *asked, f"run.name={name}", *more]
 
 
@@ -64,8 +63,8 @@ def test_a_hosted_model_is_scored_and_priced_over_chat_and_compared(towns, tiny_
         asked = len(endpoint.requests)
         assert main(arguments) == 0 and len(endpoint.requests) == asked
         capsys.readouterr()
-        ids = ["api=completions", f"tokenizer={tiny_model}"]
-        assert main([*arguments, *ids]) == 2
+        ids = ["api=completions", f"tokenizer={tiny_model}", "model=qwen2.5-3b", f"endpoint_model={MODEL}"]
+        assert main([*(word for word in arguments if not word.startswith(("api=", "model="))), *ids]) == 2
         assert "api was 'chat' and is 'completions'" in capsys.readouterr().err
     score = report(folder)["benchmarks"]["exam"]
     assert (score["n"], round(score["em"] * 7), score["searches"], score["failed"]) == (7, 6, 1.0, 0)
@@ -102,7 +101,7 @@ def test_an_endpoint_is_asked_once_before_anything_starts(path, model, words, to
     name = f"refused_{model}_{len(path or '')}"
     with scripted_endpoint() as endpoint:
         address = "http://127.0.0.1:9/v1" if path is None else endpoint.url.replace("/v1", path)
-        assert main(chat(towns, address, name, f"endpoint_model={model}")) == 2
+        assert main(chat(towns, address, name, f"model={model}")) == 2
         assert len(endpoint.requests) == (path == "/v1")
     error = capsys.readouterr().err
     assert words in error and error.startswith(f"drzero evaluate: endpoint: {address}")

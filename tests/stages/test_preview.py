@@ -30,7 +30,7 @@ from drzero.recipe.overrides import OverrideError
 from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.conversations import ConversationsFailed, Failed
-from drzero.stages.models import base_of, chat_model, preview_overrides, usd
+from drzero.stages.models import base_of, chat_model, evaluate_overrides, preview_overrides, usd
 from drzero.stages.preview import play_questions, questions
 from drzero.stages.preview_sample import sample_corpus
 from drzero.stages.synthesize import Sample, missing_samples, play_samples, sample_seed
@@ -182,6 +182,9 @@ def test_the_model_need_not_be_one_that_is_known_here():
     assert preview_overrides(["rows=4", "model=gpt-any"]) == ["rows=4", "model=gpt-any"]
     known = ["endpoint=http://127.0.0.1:1/v1", "model=qwen3-8b", "endpoint_model=other"]
     assert preview_overrides(known) == known
+    # An evaluation does the same over chat completions alone.
+    assert evaluate_overrides([*named, "api=chat"]) == preview_overrides([*named, "api=chat"])
+    assert evaluate_overrides(named) == named
 
 
 @pytest.mark.parametrize(

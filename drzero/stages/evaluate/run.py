@@ -2,7 +2,7 @@
 
     drzero evaluate iteration=1                                   # a solver of the loop; 0 is the base model
     drzero evaluate endpoint=http://127.0.0.1:8001/v1 tokenizer=outputs/corpus/models/demo-policy run.name=x
-    drzero evaluate endpoint=https://api.example.com/v1 api=chat endpoint_model=a-model run.name=hosted
+    drzero evaluate endpoint=https://api.example.com/v1 api=chat model=a-model run.name=hosted
     drzero evaluate env=wordle model=qwen2.5-3b num_examples=50   # a model in an environment
 
 Each answer is appended to `answers.jsonl` at once, so a rerun asks or plays only the missing ones. If
