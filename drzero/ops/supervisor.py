@@ -155,7 +155,7 @@ def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog 
         _, cause = found
         blamed = {"pattern": cause.name, "culprit": cause.culprit or child.spec.name, "advice": cause.advice}
         name = named(cause, largest_others(watchdog.sampler.pids if watchdog else ()))
-        text += f"\ncause: {name} (culprit: {blamed['culprit']}): {cause.advice}"
+        text += f"\ncause: {name} (culprit: {blamed['culprit']})"
     event = text.replace("\n", "; ")
     services.events.add("exit", child.spec.name, event, code=code, first_error=child.first_error, **blamed)
-    return ChildFailed(text, child)
+    return ChildFailed(": ".join(filter(None, [text, blamed.get("advice")])), child)

@@ -7,7 +7,7 @@
 
 from collections.abc import Sequence
 
-from drzero.ops.notices import one_line, shortened
+from drzero.ops.notices import one_line
 from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.tables import console
 from drzero.runs.run_folder import named_run
@@ -40,4 +40,4 @@ def run_diagnose(arguments: Sequence[str]) -> None:
     ]
     for name, text in lines:
         if text:
-            out.print(one_line(f"  {name:<14}{shortened(text)}"), soft_wrap=True)
+            out.print(one_line(f"  {name:<14}{text}"), soft_wrap=True)

@@ -129,6 +129,10 @@ def test_an_error_is_shown_without_rays_colours_and_control_characters(tmp_path)
     log = f'{ray}    raise ValueError("Error: not this line")\n{ray}ValueError: this one\x1b]0;mine\x07\n'
     death = examine(run_folder(tmp_path / "run", logs={"trainer": log}))
     assert death.first_error == r"(TaskRunner pid=1) ValueError: this one\x1b]0;mine\x07"
+    long = examine(
+        run_folder(tmp_path / "long", logs={"trainer": "ValueError: ".ljust(900, ".")})
+    ).first_error
+    assert long is not None and long.endswith(".… (400 more characters in the log)")
 
 
 @pytest.mark.parametrize(

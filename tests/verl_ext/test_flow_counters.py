@@ -115,6 +115,21 @@ def test_judged_rows_are_accepted_invalid_or_missing(tmp_path):
     assert samples.lost == 0
 
 
+@pytest.mark.parametrize("taken", [0, 4])
+def test_groups_in_the_queue_were_asked_for_before_the_call_for_them_returns(tmp_path, taken):
+    counted = counters(tmp_path, listing=lambda: {"train": {"a": group("pending"), "b": group("pending")}})
+    counted.submitted(taken)
+    counted.sampled("train", taken, {}, None)
+    counted.judged(expected=taken * EACH, rows=taken * EACH, accepted=taken * EACH)
+    samples = Samples(**counted.record(time.time())["samples"])
+    assert (samples.asked, samples.produced, samples.in_flight) == (
+        (taken + 2) * EACH,
+        taken * EACH,
+        2 * EACH,
+    )
+    assert samples.lost == 0
+
+
 def test_validation_is_counted_separately(tmp_path):
     counted = counters(tmp_path, listing=lambda: {"val": {"a": group("running"), "b": group("finished")}})
     with counted.sampling("val", 2, 0):

@@ -251,9 +251,14 @@ class FlowCounters:
         if not (self.filters and self._call and self._call[0] == "train"):
             return 0, 0
         # veRL reports evictions when it returns, and only it removes groups from the queue.
-        known = counts.taken + counts.stale + counts.failed + counts.filtered + train.working + train.waiting
-        evicted = max(submitted - known, 0)
+        evicted = max(submitted - self._known(train), 0)
         return min(max(failures - self._failed_before, 0), evicted), evicted
+
+    def _known(self, train: Partition) -> int:
+        """Groups that are in the queue or have left it."""
+        counts = self._counts
+        left = counts.taken + counts.stale + counts.failed + counts.filtered
+        return left + train.working + train.waiting
 
     def _points(
         self, train: Partition, val: Partition, rows: int, now_failed: int, now_evicted: int
@@ -286,7 +291,8 @@ class FlowCounters:
     def _samples(self, train: Partition, now_failed: int, now_evicted: int) -> dict[str, Any]:
         counts, each = self._counts, self.rollouts_per_prompt
         in_trainer = counts.taken * each - counts.judged
-        submitted = counts.submitted * each
+        # Groups are in the queue a moment before veRL's call for them returns, and stay if it raises.
+        submitted = max(counts.submitted, self._known(train)) * each
         failed = (counts.failed + train.status["failure"]) * each + counts.missing
         # A filtering buffer has few stale groups, and tells them apart when it returns.
         name = "filtered" if self.filters else "stale"

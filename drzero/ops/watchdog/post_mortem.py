@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drzero.ops.causes import Cause, first_cause
+from drzero.ops.notices import shortened
 from drzero.ops.records import OUT_OF_TIME, Record, RunRecords
 from drzero.ops.services.external import SILENT
 from drzero.ops.watchdog.collect import error_lines
@@ -77,8 +78,9 @@ def examine(place: Path | RunRecords, causes: Sequence[Cause] = ()) -> Death:
             evidence=tuple(scarce),
         )
     if death.state != "finished":
-        death = replace(death, evidence=(*death.evidence, *symptoms))
-    return replace(death, facts=facts | flow | death.facts)
+        death = replace(death, evidence=(*map(shortened, death.evidence), *symptoms))
+    first_error = death.first_error and shortened(death.first_error)
+    return replace(death, first_error=first_error, facts=facts | flow | death.facts)
 
 
 def _blamed(events: Sequence[Record], ended_well: bool) -> Record | None:
