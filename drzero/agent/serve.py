@@ -20,7 +20,7 @@ from contextlib import closing
 import uvicorn
 from omegaconf import DictConfig, open_dict
 
-from drzero.agent.compose import compose_agent
+from drzero.agent.compose import beside, compose_agent
 from drzero.agent.running import Agents, running
 from drzero.agent.server.app import create_app
 from drzero.agent.server.desk import Desk
@@ -41,7 +41,7 @@ def run_serve_agent(arguments: Sequence[str]) -> None:
     """Serve until interrupted. Raises PortTaken, PreflightFailed or ServiceDied."""
     compared, words = take_option(arguments, "--compare")
     config = compose_agent("serve_agent", words)
-    other = None if compared is None else compose_agent("serve_agent", [*words, compared])
+    other = None if compared is None else compose_agent("serve_agent", beside(words, compared))
     set_verbose(config.verbose)
     with closing(_bind(config)) as listener, running(config, other, "serve_agent") as agents:
         asyncio.run(_serve(config, agents, listener))
@@ -52,7 +52,7 @@ def _bind(config: DictConfig) -> socket.socket:
     try:
         listener = bind(reserve_port(config.port, config.host), config.host)
     except (OSError, OverflowError) as error:
-        raise UserError(f"nothing can listen at {config.host} port {config.port}: {error}") from error
+        raise UserError(f"nothing can listen at {config.host} ({error}): correct host= or port=") from error
     with open_dict(config):
         config.port = listener.getsockname()[1]
     return listener

@@ -25,6 +25,7 @@ from verl_ext.clients.solver_agent import SolverAgent
 
 HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>\u202e{{7*7}}\x1b[31m"
 SENTENCE = "Velmar lies on the river Sendra."
+TITLE = "Where Velmar lies"
 UNSEARCHED = "Who needs no search?"
 ANSWERS = {
     "Where does Velmar lie?": "the river Sendra",
@@ -51,7 +52,9 @@ class Later(JSONResponse):
 
 
 def script(body: dict[str, Any]) -> dict[str, Any]:
-    """Search for the question, then give its answer."""
+    """Search for the question, then give its answer. Without tools, give a title."""
+    if "tools" not in body:
+        return {"choices": [{"message": {"role": "assistant", "content": TITLE}, "finish_reason": "stop"}]}
     question = max(ANSWERS, key=body["messages"][1]["content"].rfind)
     message: dict[str, Any] = {"role": "assistant", "content": None}
     if body["messages"][-1]["role"] == "tool" or question == UNSEARCHED:
