@@ -31,6 +31,7 @@ from drzero.preflight.inputs import question_fields
 from drzero.preflight.model_shape import ModelShape
 from drzero.recipe.errors import CheckError
 from drzero.recipe.gpu_prices import RATES_DATE
+from drzero.recipe.gpu_split import pools
 from drzero.recipe.metrics import read_metrics
 from drzero.recipe.settings.schema import pace_keys
 from verl_ext.checkpoints import saved_step
@@ -160,18 +161,21 @@ def step_parts(ctx: CheckContext) -> dict[str, Range] | None:
     if shape is None:
         return None
     rows = data.train_batch_size * config.actor_rollout_ref.rollout.n
-    parts = {"rollouts": _generation(ctx, shape, rows * data.max_response_length, FILLED)}
+    training, sampling = (pools(config)[place] for place in (0, -1))
+    parts = {"rollouts": _generation(ctx, shape, rows * data.max_response_length, FILLED, sampling)}
     if config.method == "hrpo" and solver is not None:
         played = data.train_batch_size * config.solver.attempts * config.solver.max_context_tokens
         parts["attempts"] = _generation(ctx, solver, played, PLAYED)
     per_weight = 8 if config.actor_rollout_ref.model.enable_gradient_checkpointing else 6
     tokens = TRAINED * rows * (data.max_prompt_length + data.max_response_length)
-    parts["update"] = per_weight * shape.parameters * tokens / _speed(ctx, TRAINING, CPU_TRAINING)
+    parts["update"] = per_weight * shape.parameters * tokens / _speed(ctx, TRAINING, CPU_TRAINING, training)
     return parts | {"rest": OVERHEAD_S if ctx.machine.gpu else CPU_OVERHEAD_S}
 
 
-def _generation(ctx: CheckContext, shape: ModelShape, tokens: float, share: Range) -> Range:
-    return share * 2 * shape.parameters * tokens / _speed(ctx, DECODING, CPU_DECODING)
+def _generation(
+    ctx: CheckContext, shape: ModelShape, tokens: float, share: Range, gpus: int | None = None
+) -> Range:
+    return share * 2 * shape.parameters * tokens / _speed(ctx, DECODING, CPU_DECODING, gpus)
 
 
 def _validation(ctx: CheckContext, steps: int) -> Range:
@@ -218,11 +222,12 @@ def _startup(ctx: CheckContext) -> Range:
     return STARTUP_S if ctx.machine.gpu else CPU_STARTUP_S
 
 
-def _speed(ctx: CheckContext, shares: Range, on_cpu: Range) -> Range:
+def _speed(ctx: CheckContext, shares: Range, on_cpu: Range, gpus: int | None = None) -> Range:
+    """FLOP/s of so many GPUs of each machine, by default of all."""
     gpu = ctx.machine.gpu
     if gpu is None:
         return on_cpu
-    return shares * gpu.bf16_tflops * 1e12 * ctx.machine.gpus * ctx.machine.nodes
+    return shares * gpu.bf16_tflops * 1e12 * (gpus or ctx.machine.gpus) * ctx.machine.nodes
 
 
 def hours(seconds: float) -> str:

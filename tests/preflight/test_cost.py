@@ -10,10 +10,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from drzero.preflight.compute import check_together
 from drzero.preflight.context import CheckContext, Readings
-from drzero.preflight.cost import Estimate, estimate
+from drzero.preflight.cost import Estimate, estimate, step_parts
 from drzero.preflight.finding import Finding
 from drzero.preflight.machine import declared_machine, known_gpu
-from drzero.recipe.compose import compose_plain, resolve
+from drzero.recipe.compose import compose_plain, compose_stage, resolve
 from drzero.recipe.gpu_prices import GPUS, usd_per_hour
 
 
@@ -122,6 +122,16 @@ def test_twice_the_steps_take_twice_as_long_but_for_the_start(base, tmp_path):
 def test_more_gpus_are_faster(base, tmp_path):
     few = of(base, tmp_path, trainer__n_gpus_per_node=4, compute__count=4)
     assert few.expected_s > of(base, tmp_path).expected_s
+
+
+def test_gpus_that_only_sample_update_nothing_and_the_others_sample_nothing(tmp_path):
+    parts = {}
+    for serving in (None, 4, 2):
+        config = compose_stage("solver", ["compute=8xh100", f"machine.serve_gpus={serving or 'null'}"])
+        parts[serving] = step_parts(context_at("solver", config, tmp_path))
+    for part, times in {"update": {4: 2, 2: 8 / 6}, "rollouts": {4: 2, 2: 4}}.items():
+        for serving, longer in times.items():
+            assert parts[serving][part] == pytest.approx(longer * parts[None][part])
 
 
 def test_a_later_challenger_of_a_loop_has_its_own_steps_alone(base, tmp_path):

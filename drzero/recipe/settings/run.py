@@ -28,6 +28,7 @@ class Machine:
         "GPUs of each machine that only sample while the others train: how many, or a list of ids. It sets "
         "mode=separate_async (docs/machines.md).",
         pattern=(r"None|\d+|\[(\d+(, \d+)*)?\]", "a number of GPUs, a list of their ids, or null"),
+        pace=True,
     )
     nodes: int = key(1, "Machines; more than one form a Ray cluster (docs/scale.md).", low=1)
     ray_address: str | None = key(
