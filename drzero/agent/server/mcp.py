@@ -36,7 +36,6 @@ from drzero.agent.server.events import KEEP_ALIVE_S, Tell
 from drzero.agent.server.faults import refused
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.notices import plain
-from drzero.ops.text import encodable
 from search.client import SearchClient
 from verl_ext.method.tool_calls import MAX_QUERY_CHARS
 
@@ -176,10 +175,9 @@ async def _result(
     served: Callable[[], Awaitable[Served]], params: CallToolRequestParams, tell: Tell
 ) -> CallToolResult:
     """What a call gives. An error is a result too, for the model that called to act on."""
-    calls = {"search": (_Search, _search), "ask": (_Ask, _ask)}
-    if params.name not in calls:
-        return _failed(f"there is no tool {params.name!r}: use {' or '.join(calls)}")
-    takes, run = calls[params.name]
+    if params.name not in _CALLS:
+        return _failed(f"there is no tool {params.name!r}: use {' or '.join(_CALLS)}")
+    takes, run = _CALLS[params.name]
     try:
         arguments = takes.model_validate(params.arguments or {})
         async with asyncio.timeout(PATIENCE_S) as limit:
@@ -234,6 +232,12 @@ async def _ask(asked: _Ask, desk: Desk, _: SearchClient, tell: Tell) -> CallTool
     return _done([answer.text, answer.note, sources and f"Sources:\n{sources}", identity], answered)
 
 
+_CALLS: dict[str, tuple[type[_Arguments], Callable[..., Awaitable[CallToolResult]]]] = {
+    "search": (_Search, _search),
+    "ask": (_Ask, _ask),
+}
+
+
 def _progress(queries: Sequence[str], found: Sequence[Source] | None) -> str:
     if found is None:
         return f"searching: {plain('; '.join(queries))}"
@@ -252,12 +256,11 @@ def _evidence(number: int, source: _Evidence) -> str:
 
 def _done(parts: Sequence[str | None], content: BaseModel) -> CallToolResult:
     text = plain("\n\n".join(filter(None, parts)))
-    structured = encodable(content.model_dump())
-    return CallToolResult(content=[TextContent(text=encodable(text))], structured_content=structured)
+    return CallToolResult(content=[TextContent(text=text)], structured_content=content.model_dump())
 
 
 def _failed(words: str) -> CallToolResult:
-    return CallToolResult(content=[TextContent(text=encodable(plain(words)))], is_error=True)
+    return CallToolResult(content=[TextContent(text=plain(words))], is_error=True)
 
 
 def _in_words(fault: Any) -> str:
