@@ -17,18 +17,25 @@ def described(tmp_path_factory):
 
 
 def test_every_path_is_described(described):
-    assert set(described.raw_schema["paths"]) == {"/retrieve", "/index", "/health", "/metrics"}
+    others = {"/index", "/passages/{key}", "/health", "/metrics"}
+    assert set(described.raw_schema["paths"]) == {"/retrieve", *others}
 
 
 # schemathesis' own pytest plugin does not work under pytest 9; its strategies and checks do.
-@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
-def test_requests_that_fit_the_description_are_answered_and_others_refused(described, mode):
+@pytest.mark.parametrize(
+    ("method", "path", "mode"),
+    [
+        *(("POST", "/retrieve", mode) for mode in GenerationMode),
+        ("GET", "/passages/{key}", GenerationMode.POSITIVE),  # every id fits
+    ],
+)
+def test_requests_that_fit_the_description_are_answered_and_others_refused(described, method, path, mode):
     """Status, content type and body are as described, and no answer is a 5xx."""
 
     @QUIET
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        case = data.draw(described["/retrieve"]["POST"].as_strategy(generation_mode=mode))
+        case = data.draw(described[path][method].as_strategy(generation_mode=mode))
         case.call_and_validate(timeout=60)
 
     check()

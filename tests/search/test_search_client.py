@@ -190,6 +190,13 @@ def test_query_that_is_not_unicode_is_the_callers_error():
         retrieve(server.url, ["\ud800"])
 
 
+def test_a_passage_that_no_server_gives_is_unavailable_at_once():
+    with serving((500, "no GET here")) as server, pytest.raises(SearchUnavailable, match="HTTP 501"):
+        asyncio.run(SearchClient(server.url).passage("a"))
+    with pytest.raises(SearchUnavailable, match="ConnectError"):
+        asyncio.run(SearchClient(server.url).passage("a"))
+
+
 def test_no_queries_need_no_server():
     assert retrieve("http://127.0.0.1:9", []) == []
 

@@ -123,6 +123,22 @@ def test_health_names_the_served_collection(http):
     assert (answer["status"], answer["collection"], answer["documents"]) == ("ok", COLLECTION, len(PASSAGES))
 
 
+def test_a_passage_is_read_by_its_id(url, http):
+    ((found, *_),) = http.post("/retrieve", json={"queries": list(QUESTIONS)[:1]}).json()["result"]
+    assert asyncio.run(read(url, found["id"])) == found["contents"]
+    assert http.get(f"/passages/{found['id']}").json() == {"id": found["id"], "text": found["contents"]}
+    for other in ("unknown", "a/b ?#%", "\u00e9\U0001f30a"):
+        assert asyncio.run(read(url, other)) is None
+
+
+async def read(url, key):
+    client = SearchClient(url)
+    try:
+        return await client.passage(key)
+    finally:
+        await client.aclose()
+
+
 def test_the_docs_page_loads_nothing_from_elsewhere(http):
     page = http.get("/docs").text
     loaded = re.findall(r"""(?:src|href)=["']([^"']+)""", page)
@@ -309,12 +325,16 @@ class BrokenEncoders:
 
 
 @pytest.mark.parametrize(
-    ("credentials", "status"),
-    [({}, 401), ({"Authorization": "Bearer wrong"}, 401), ({"Authorization": "Bearer s3cret"}, 422)],
+    ("method", "path", "known"), [("POST", "/retrieve", 422), ("GET", "/passages/a", 404)]
 )
-def test_only_requests_with_the_token_are_answered(chroma, credentials, status):
+@pytest.mark.parametrize(
+    "credentials", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer s3cret"}]
+)
+def test_only_requests_with_the_token_are_answered(chroma, credentials, method, path, known):
     async def ask(client: httpx.AsyncClient, _: Retrieval) -> httpx.Response:
-        return await client.post("/retrieve", json={"queries": []}, headers=credentials)
+        return await client.request(method, path, json={"queries": []}, headers=credentials)
+
+    status = known if "s3cret" in str(credentials) else 401
 
     answer = in_process(chroma, BrokenEncoders(), ask, token="s3cret")
     assert answer.status_code == status
