@@ -47,13 +47,14 @@ def run_ask(arguments: Sequence[str]) -> int:
         raise UserError(f"no option {unknown}{hint}. Options: {', '.join(_OPTIONS)}")
     if len(questions) > 1:
         raise UserError(f"one question at a time, in quotes: {' '.join(questions)!r}")
-    config = compose_agent("ask", overrides)
-    other = None if compared is None else compose_agent("ask", beside(overrides, compared))
-    set_verbose(config.verbose)
-    with stdout_apart() if as_json else nullcontext(sys.stdout) as out, running(config, other) as agents:
-        if questions:
-            return _answer(agents, questions[0], [], out, as_json)[0]
-        return _keep_asking(agents, out, as_json)
+    with stdout_apart() if as_json else nullcontext(sys.stdout) as out:
+        config = compose_agent("ask", overrides)
+        other = None if compared is None else compose_agent("ask", beside(overrides, compared))
+        set_verbose(config.verbose)
+        with running(config, other) as agents:
+            if questions:
+                return _answer(agents, questions[0], [], out, as_json)[0]
+            return _keep_asking(agents, out, as_json)
 
 
 def _keep_asking(agents: Agents, out: TextIO, as_json: bool) -> int:

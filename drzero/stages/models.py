@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,9 @@ def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> 
 
 
 def model_name(base_model: str) -> str:
-    """The model's name in requests: its hub id, or the name of its folder."""
+    """The model's name in requests: its hub id, also of a folder in the hub's cache, or its folder's name."""
+    if cached := re.search(r"/models--([^/]+)--([^/]+)/snapshots/[^/]+$", base_model):
+        return f"{cached[1]}/{cached[2]}"
     is_hub_id = HUB_ID.fullmatch(base_model) and not Path(base_model).is_dir()
     return base_model if is_hub_id else Path(base_model).name
 

@@ -1,5 +1,6 @@
 """Bundles on the hub (HF_ENDPOINT, HF_TOKEN): pulled into its cache, and pushed as a private model."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,9 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError, 
 from drzero.agent.bundle.manifest import MANIFEST, BundleError
 from drzero.ops.console import say
 from drzero.ops.hub import hub_fault
+
+_WRITABLE = "check the name, and that HF_TOKEN may write there"
+_MORE = re.compile(r"For more information check: \S+")  # about HTTP in general
 
 
 def pulled(repo: str) -> Path:
@@ -33,7 +37,8 @@ def check_push(repo: str) -> None:
         raise BundleError(f"push={repo}: {fault}. Restore the connection, or leave push= out")
     if get_token() is None:
         raise BundleError(f"push={repo}: set HF_TOKEN to a token that may write there")
-    with _in_words(f"push={repo}", "check the name, and that HF_TOKEN may write there"):
+    with _in_words(f"push={repo}", _WRITABLE):
+        HfApi().whoami()
         try:
             names = HfApi().list_repo_files(repo)
         except RepositoryNotFoundError:  # or hidden from this token, and then the upload is refused
@@ -45,7 +50,7 @@ def check_push(repo: str) -> None:
 def push(folder: Path, repo: str) -> None:
     """Upload a bundle in one commit, as a private model if it is new. Raises BundleError."""
     api = HfApi()
-    with _in_words(f"push={repo}", "check that HF_TOKEN may write there, then rerun"):
+    with _in_words(f"push={repo}", _WRITABLE):
         api.create_repo(repo, private=True, exist_ok=True)
         api.upload_folder(
             repo_id=repo, folder_path=folder, delete_patterns="*", commit_message="A bundle of drzero"
@@ -60,9 +65,10 @@ def push(folder: Path, repo: str) -> None:
 
 @contextmanager
 def _in_words(what: str, advice: str) -> Iterator[None]:
-    """Translate the hub client's errors: OSError or ValueError, and httpx's for a failed connection."""
+    """Translate the hub client's errors, httpx's for a failed connection, and RuntimeError for an upload."""
     try:
         yield
-    except (OSError, ValueError, httpx.HTTPError) as error:
-        said = " ".join(str(error).split())[:400]
+    except (OSError, ValueError, RuntimeError, httpx.HTTPError) as error:
+        cause = error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
+        said = " ".join(_MORE.sub("", str(cause)).split())[:400].rstrip(".")
         raise BundleError(f"{what}: the hub refuses or fails: {said}. {advice}") from error

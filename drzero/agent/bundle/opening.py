@@ -23,7 +23,7 @@ from drzero.ops.hub import HUB_ID
 from drzero.recipe.indices import index_of
 from search.index_info import ServedIndex, ask_index
 
-PLACES = ("chroma.", "faiss.", "index", "retrieval.url", "paths.corpus")
+PLACES = ("chroma.", "faiss.", "index", "retrieval.url")
 """Beginnings of keys that say where the index lies."""
 
 

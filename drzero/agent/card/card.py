@@ -27,8 +27,11 @@ def as_text(value: Any) -> Any:
     """A value as it may stand in Markdown: a text in one line without effect."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return "–" if value is None else value
-    line = " ".join(visible(value).split())
-    return _MARKUP.sub(r"\\\1", line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+    return _MARKUP.sub(r"\\\1", _line(value).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))
+
+
+def _line(text: str) -> str:
+    return " ".join(visible(text).split())
 
 
 _TEMPLATES = Environment(
@@ -38,6 +41,7 @@ _TEMPLATES = Environment(
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
+    keep_trailing_newline=True,
 )
 _TEMPLATES.filters["digits"] = lambda value: None if value is None else f"{value:.3f}"
 
@@ -62,12 +66,12 @@ def write_card(path: Path, config: DictConfig, manifest: Manifest, model: Path) 
 
 def front_matter(config: DictConfig, base_model: str) -> str:
     """What the hub reads: licence, base model and data sets, as far as somebody stated them."""
-    licence = config.licence
+    licence = None if config.licence is None else _line(config.licence)
     is_known = licence is None or _LICENCE_ID.fullmatch(licence)
     return ModelCardData(
         license=licence if is_known else "other",
         license_name=None if is_known else licence,
         base_model=base_model if HUB_ID.fullmatch(base_model) else None,
-        datasets=list(config.datasets) or None,
+        datasets=list(map(_line, config.datasets)) or None,
         tags=["dr-zero", "search-agent", "question-answering"],
     ).to_yaml()

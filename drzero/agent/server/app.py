@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from drzero.agent.server.chat import BODY_BYTES, Chat
 from drzero.agent.server.desk import Desk
 from drzero.agent.server.faults import EXPECTED, refused
-from drzero.agent.server.mcp import Mcp
 from drzero.agent.server.page import page_routes
 from drzero.agent.server.sources import Sources
 from drzero.ops.bearer import AGENT_KEY
@@ -52,17 +51,15 @@ def create_app(
     async def refuse(request: Request, error: Exception) -> Response:
         return refused(error).response()
 
-    sources, mcp = Sources(search, token), Mcp(desk, search)
+    sources = Sources(search, token)
     routes = [
         Route("/health", health),
         Route("/metrics", metrics),
         *page_routes(desk),
         *sources.routes,
-        *mcp.routes,
         *Chat(desk, sources, lists_sources).routes,
     ]
-    handlers = dict.fromkeys((*EXPECTED, Exception), refuse)
-    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=mcp.lifespan)
+    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((*EXPECTED, Exception), refuse))
     return Guard(app, token, sources)
 
 
