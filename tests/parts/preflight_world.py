@@ -81,7 +81,8 @@ class World:
         ]
         files = {"challenger": [f"data.train_files={self.prompts(form)}"]}
         files["synthesize"] = [*files["challenger"], f"challenger={export}"]
-        files["evaluate"] = [f"solver.model_path={export}"]
+        asked = ("evaluate", "ask", "serve_agent")
+        files |= {stage: [f"solver.model_path={export}"] for stage in asked}
         files["merge"] = [f"source={self.trained}"]
         files["solver"] = [f"data.{name}_files={self.questions(form, name)}" for name in ("train", "val")]
         return common + files.get(stage, [])
