@@ -8,6 +8,7 @@ import pytest
 from agent_service import HOSTILE, agent_service, passages, script
 
 from drzero.agent.server.chat import BODY_BYTES
+from drzero.ops import openai_http
 
 TOKEN = "planted-0123456789"
 ASKED = {"messages": [{"role": "user", "content": "Who is hostile?"}]}
@@ -56,6 +57,30 @@ def test_with_the_token_all_is_answered_and_health_without(closed_service):
     assert httpx.get(f"{closed_service.url}/v1/models", headers=LET_IN).json()["data"][0]["id"] == "side-0"
     figures = httpx.get(f"{closed_service.url}/metrics", headers=LET_IN).text
     assert 'agent_answers_total{state="failed"}' not in figures and "agent_running 0.0" in figures
+
+
+@pytest.mark.parametrize(
+    ("states", "status"),
+    [
+        ({"solver": "healthy", "retrieval": "busy"}, 200),
+        ({"solver": "healthy", "retrieval": "away"}, 503),
+        ({"solver": "dead"}, 503),
+        ({"solver": "failing"}, 503),
+    ],
+)
+def test_it_is_healthy_only_with_its_services(peers, states, status):
+    with agent_service(*(peer.url for peer in peers), **states) as service:
+        answered = httpx.get(f"{service.url}/health")
+    assert answered.status_code == status and states.items() <= answered.json().items()
+
+
+def test_a_body_that_does_not_arrive_is_not_waited_for(open_service, monkeypatch):
+    monkeypatch.setattr(openai_http, "BODY_S", 0.3)
+    place = urlsplit(open_service.url)
+    with socket.create_connection((place.hostname, place.port), timeout=10) as connection:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 9\r\n\r\n"
+        connection.sendall(head.encode() + b"{")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def cited(service, **headers):

@@ -9,6 +9,7 @@ import sys
 
 import httpx
 import openai
+import psutil
 import pytest
 from scripted_endpoint import KEY, MODEL, scripted_endpoint, write_towns
 from search_parts import COLLECTION, SPEC, serving
@@ -21,10 +22,15 @@ TOKEN = "planted-0123456789"
 
 
 @pytest.fixture(scope="module")
-def towns(tmp_path_factory):
+def towns_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("towns")
     build_index(write_towns(folder), folder / "chroma", COLLECTION, SPEC)
-    with serving(folder / "chroma") as server:
+    return folder
+
+
+@pytest.fixture(scope="module")
+def towns(towns_folder):
+    with serving(towns_folder / "chroma") as server:
         yield server.url
 
 
@@ -75,15 +81,12 @@ def test_the_served_agent_searches_answers_and_ends_as_asked(start):
         url = address_of(process)
         with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
             (model,) = client.models.list()
-            message = (
-                client.chat.completions.create(
-                    model=model.id, messages=[{"role": "user", "content": QUESTION}]
-                )
-                .choices[0]
-                .message
-            )
+            messages = [{"role": "user", "content": QUESTION}]
+            completion = client.chat.completions.create(model=model.id, messages=messages)
+        message = completion.choices[0].message
         cited, *_ = message.annotations
         link = cited.url_citation.url
+        assert completion.usage.completion_tokens == 40  # of two turns
         assert message.content.startswith("Sendra\n") and SENTENCE in httpx.get(link).text
         health = httpx.get(url.replace("/v1", "/health"))
         assert (health.status_code, health.json()) == (200, {"status": "ok", "retrieval": "healthy"})
@@ -105,6 +108,19 @@ def test_a_compared_model_is_the_second_one_and_ctrl_c_ends_it(start):
     assert first.choices[0].message.content.startswith("Sendra")
     assert second.choices[0].message.content == "*The agent gave no answer.*"
     assert code == 130 and "Traceback" not in said
+
+
+def test_a_service_that_dies_ends_it(start, towns_folder):
+    with scripted_endpoint() as endpoint:
+        own = [f"chroma.path={towns_folder / 'chroma'}", "retrieval.url=null", "retrieval.restarts=0"]
+        process = start(endpoint.url, "port=null", *own, "retrieval.port=null")
+        url = address_of(process)
+        (retrieval,) = psutil.Process(process.pid).children()
+        retrieval.kill()
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode == 1 and "service 'retrieval' died" in said and "Traceback" not in said
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(url)
 
 
 def test_a_taken_port_is_one_line_before_anything_starts(start, tmp_path):

@@ -82,8 +82,9 @@ def agent_service(
     token: str | None = None,
     lists_sources: bool = False,
     deadline_s: float = 30,
+    **states: str,
 ) -> Iterator[Service]:
-    """Serve the agent with so many sides."""
+    """Serve the agent with so many sides, and services in these states."""
     listener = socket.create_server(("127.0.0.1", 0))
     loop = asyncio.new_event_loop()
     stack = AsyncExitStack()
@@ -93,7 +94,7 @@ def agent_service(
         stack.push_async_callback(searches.aclose)
         askers = [await _asker(stack, model_url, searches, f"side-{n}", deadline_s) for n in range(sides)]
         desk = Desk(askers, askers[0].name, "f00d" * 16, places)
-        app = create_app(desk, searches, token=token, states=dict, lists_sources=lists_sources)
+        app = create_app(desk, searches, token=token, states=lambda: states, lists_sources=lists_sources)
         return desk, uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
 
     desk, server = loop.run_until_complete(opened())
