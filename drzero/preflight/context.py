@@ -85,7 +85,8 @@ class CheckContext:
     @property
     def embeds(self) -> bool:
         """Whether the embedding model is loaded, by the service or to compare questions."""
-        return self.serves_search or self.stage in ("synthesize", "preview")
+        serves = self.serves_search and self.stage != "bundle"
+        return serves or self.stage in ("synthesize", "preview")
 
     def sees(self, root: str) -> bool:
         """Whether files below `paths.{root}` can be read from here, unlike another machine's volume."""
