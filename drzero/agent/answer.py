@@ -4,7 +4,7 @@ answer = answer_of("Who founded Orrin?", attempt, sources)
 answer.state            # supported, unsupported, none or failed
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -85,7 +85,7 @@ def answer_of(question: str, attempt: SolverAttempt, found: Iterable[Source]) ->
     return Answer(question, text, tuple(sorted(read, key=lambda one: one.evidence is None)), attempt)
 
 
-def sources_of(queries: Sequence[str], results: Sequence[Sequence[dict[str, Any]]]) -> Iterator[Source]:
+def sources_of(queries: Sequence[str], results: Sequence[Sequence[Mapping[str, Any]]]) -> Iterator[Source]:
     """The passages of one call's answer."""
     for query, passages in zip(queries, results, strict=True):
         for one in passages:

@@ -35,6 +35,7 @@ class Asker:
     solver: SolverAgent
     model: StageModel
     name: str = ""  # in requests
+    iteration: int | None = None  # of the loop that trained it; None for a model behind an endpoint
 
     async def ask(
         self, question: str, earlier: Sequence[Exchange] = (), progress: Progress | None = None
@@ -72,7 +73,8 @@ class Agents:
                 solver = await stack.enter_async_context(served_agent(SolverAgent, config, model))
                 name = model.name if config.endpoint else model_name(model.shown)
                 is_taken = any(asker.name == name for asker in askers)
-                askers.append(Asker(solver, model, f"{name}-compared" if is_taken else name))
+                iteration = None if config.endpoint else config.iteration
+                askers.append(Asker(solver, model, f"{name}-compared" if is_taken else name, iteration))
             yield askers
 
     async def ask(

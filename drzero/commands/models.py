@@ -117,6 +117,8 @@ def state_and_size(name: str, base_model: str) -> tuple[str, float | None]:
         return f"{partly}to be downloaded from the hub", gb
     if name in ("demo-policy", "smollm2-135m"):
         return "unpacked by drzero demo-data", gb
+    if name == "wordle-policy" and not partly:
+        return "made by make wordle", gb
     return "incomplete: copy it again" if partly else "missing: copy it there", gb
 
 

@@ -151,7 +151,7 @@ def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog 
         known = watchdog.plan.landmarks.causes
     text = f"{child.spec.name!r} failed: {ended}"
     blamed: dict[str, str] = {}
-    if found := first_cause(error_lines(child.spec.log_path, child.log_offset), known):
+    if found := first_cause([*error_lines(child.spec.log_path, child.log_offset), ended], known):
         _, cause = found
         blamed = {"pattern": cause.name, "culprit": cause.culprit or child.spec.name, "advice": cause.advice}
         name = named(cause, largest_others(watchdog.sampler.pids if watchdog else ()))

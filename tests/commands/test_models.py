@@ -130,11 +130,12 @@ def test_weights_are_wanted_in_one_format_safetensors_first(names, wanted):
     assert wanted_files(names.split()) == wanted.split()
 
 
-def test_the_models_that_environments_have_by_default_are_listed_next_to_the_options(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert main(["list-models"]) == 0
+def test_the_models_that_environments_have_are_listed_next_to_the_options(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["list-models", f"paths.corpus={tmp_path}"]) == 0
     rows = {line.split()[1]: line for line in capsys.readouterr().out.splitlines() if len(line.split()) > 2}
     assert "(env=bfcl-single-turn, bfcl-multi-turn)" in rows["Salesforce/xLAM-2-3b-fc-r"]
     assert "(env=wordle)" in rows["Qwen/Qwen2.5-0.5B-Instruct"]
     assert "(env=of your own)" in rows["Qwen/Qwen2.5-1.5B-Instruct"]
     assert rows["Qwen/Qwen2.5-3B-Instruct"].split()[0] == "qwen2.5-3b"
+    assert "made by make wordle" in next(row for name, row in rows.items() if name.endswith("wordle-policy"))

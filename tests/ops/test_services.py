@@ -228,6 +228,17 @@ def test_a_command_that_lacked_memory_is_reported_with_who_has_it(tmp_path, monk
     assert f"out of memory{said} (culprit: " in str(failed.value)
 
 
+def test_a_command_that_the_kernel_killed_is_reported_with_who_has_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "largest_others", lambda own: "chrome")
+    killed = "killed by SIGKILL: the kernel killed pid 7 for lack of memory"
+    monkeypatch.setattr(supervisor, "describe_exit", lambda code: killed)
+    main = command(tmp_path, "import os; os.kill(os.getpid(), 9)", name="trainer")
+    with ServiceGroup([]) as services, pytest.raises(ChildFailed) as failed:
+        run_supervised(main, services)
+    cause = "the machine is out of memory (largest other programs: chrome) (culprit: this machine's memory)"
+    assert str(failed.value).startswith(f"'trainer' failed: {killed}\ncause: {cause}: close other")
+
+
 def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path):
     main = command(tmp_path, "import sys; print('Error: a line as of a failure'); sys.exit(75)", name="stage")
     with ServiceGroup([service(tmp_path, "retrieval")]) as services, pytest.raises(Unfinished) as stopped:

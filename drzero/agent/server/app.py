@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from drzero.agent.server.chat import BODY_BYTES, Chat
 from drzero.agent.server.desk import Desk
 from drzero.agent.server.faults import EXPECTED, refused
+from drzero.agent.server.mcp import Mcp
 from drzero.agent.server.page import page_routes
 from drzero.agent.server.sources import Sources
 from drzero.ops.bearer import AGENT_KEY
@@ -51,15 +52,17 @@ def create_app(
     async def refuse(request: Request, error: Exception) -> Response:
         return refused(error).response()
 
-    sources = Sources(search, token)
+    sources, mcp = Sources(search, token), Mcp(desk, search)
     routes = [
         Route("/health", health),
         Route("/metrics", metrics),
         *page_routes(desk),
         *sources.routes,
+        *mcp.routes,
         *Chat(desk, sources, lists_sources).routes,
     ]
-    app = Starlette(routes=routes, exception_handlers=dict.fromkeys((*EXPECTED, Exception), refuse))
+    handlers = dict.fromkeys((*EXPECTED, Exception), refuse)
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=mcp.lifespan)
     return Guard(app, token, sources)
 
 

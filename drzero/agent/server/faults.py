@@ -5,7 +5,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from drzero.agent.server.desk import RETRY_AFTER_S, Busy
-from drzero.ops.errors import UserError
+from drzero.ops.errors import RunFailed, UserError
 from drzero.ops.openai_http import GONE, RequestRefused, refusal
 from search.client import SearchRequestError, SearchUnavailable
 from verl_ext.clients.chat_endpoint import ConversationRefused
@@ -13,7 +13,14 @@ from verl_ext.clients.served_model import ServerUnavailable
 
 NOT_AGAIN = {"x-should-retry": "false"}
 """OpenAI's client repeats a failed request twice by itself, and a question may have taken its deadline."""
-_SERVICE = (UserError, SearchRequestError, SearchUnavailable, ServerUnavailable, ConversationRefused)
+_SERVICE = (
+    UserError,
+    RunFailed,
+    SearchRequestError,
+    SearchUnavailable,
+    ServerUnavailable,
+    ConversationRefused,
+)
 EXPECTED = (RequestRefused, ValidationError, Busy, ClientDisconnect, HTTPException, TimeoutError, *_SERVICE)
 
 

