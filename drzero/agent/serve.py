@@ -3,12 +3,13 @@
     drzero serve-agent                                     # the last iteration's solver
     drzero serve-agent --compare iteration=0               # and the model before training, as a second model
     drzero serve-agent port=8091 host=0.0.0.0              # other machines need AGENT_TOKEN
+    drzero serve-agent --stdio                             # MCP, for an assistant that starts it
     drzero serve-agent endpoint=https://api.example.com/v1 api=chat endpoint_model=a-model
 
 It takes the settings and the index of the loop in paths.checkpoints, as `drzero ask` does. Open its address
 in a browser for a page to ask on. OpenAI's client uses `/v1/chat/completions` (also streamed) and
-`/v1/models` there. `/health` and `/metrics` tell how it is doing. With AGENT_TOKEN set, here or in .env,
-requests need it as their bearer token.
+`/v1/models` there, and MCP's `/mcp`, with the tools `search` and `ask`. `/health` and `/metrics` tell how it
+is doing. With AGENT_TOKEN set, here or in .env, requests need it as their bearer token.
 """
 
 import asyncio
@@ -23,15 +24,14 @@ from omegaconf import DictConfig, open_dict
 from drzero.agent.compose import beside, compose_agent
 from drzero.agent.running import Agents, running
 from drzero.agent.server.app import create_app
-from drzero.agent.server.desk import Desk
+from drzero.agent.server.desk import opened_desk
+from drzero.agent.server.stdio import serve_stdio
 from drzero.loop.plan import take_option
 from drzero.ops.bearer import AGENT_KEY, bearer_of
 from drzero.ops.connections import Connection
-from drzero.ops.console import say, set_verbose
+from drzero.ops.console import say, set_verbose, stdout_apart
 from drzero.ops.errors import UserError
 from drzero.ops.process.ports import address, bind, reserve_port
-from drzero.recipe.compose import retrieval_url
-from search.client import SearchClient
 
 _CHECK_EVERY_S = 0.5
 _DRAIN_S = 5  # For open requests at the end
@@ -40,6 +40,11 @@ _DRAIN_S = 5  # For open requests at the end
 def run_serve_agent(arguments: Sequence[str]) -> None:
     """Serve until interrupted. Raises PortTaken, PreflightFailed or ServiceDied."""
     compared, words = take_option(arguments, "--compare")
+    if "--stdio" in words:
+        if compared is not None:
+            raise UserError("--compare has no use with --stdio: MCP asks one agent. Leave it out")
+        with stdout_apart() as out:
+            return serve_stdio([word for word in words if word != "--stdio"], out)
     config = compose_agent("serve_agent", words)
     other = None if compared is None else compose_agent("serve_agent", beside(words, compared))
     set_verbose(config.verbose)
@@ -59,9 +64,7 @@ def _bind(config: DictConfig) -> socket.socket:
 
 
 async def _serve(config: DictConfig, agents: Agents, listener: socket.socket) -> None:
-    search = SearchClient(retrieval_url(agents.sides[0][0].retrieval))
-    async with agents.opened() as askers:
-        desk = Desk(askers, askers[0].name, agents.index, places=config.solver.concurrency)
+    async with opened_desk(agents) as (desk, search):
         app = create_app(
             desk,
             search,
@@ -75,7 +78,6 @@ async def _serve(config: DictConfig, agents: Agents, listener: socket.socket) ->
             await server.serve(sockets=[listener])
         finally:
             watching.cancel()
-            await search.aclose()
         if watching.done():
             watching.result()
 

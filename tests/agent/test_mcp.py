@@ -216,8 +216,8 @@ def test_an_unexpected_error_stays_in_the_log(serve, monkeypatch, caplog):
 
 def test_an_answer_that_takes_too_long_is_given_up(serve, monkeypatch):
     monkeypatch.setattr(ours, "PATIENCE_S", 0.3)
-    monkeypatch.setattr(ours, "_latest", lambda _: 0)
-    service = serve(slow=True)
+    monkeypatch.setattr(ours, "_MARGIN_S", -30)
+    service = serve(slow=True, deadline_s=30)
     result = called(service, "ask", question=QUESTION)
     assert result.is_error and text_of(result).startswith("no answer in time. If the agent has just been")
     assert service.desk._running == 0

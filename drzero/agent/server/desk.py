@@ -6,15 +6,17 @@ Whoever cancels the task frees the question's place, its search, and its place i
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from drzero.agent.answer import Answer
 from drzero.agent.earlier import Exchange
-from drzero.agent.running import Asker, Progress
+from drzero.agent.running import Agents, Asker, Progress
+from drzero.recipe.compose import retrieval_url
+from search.client import SearchClient
 from verl_ext.clients.chat_endpoint import Reply
 from verl_ext.method.prompts import Message
 
@@ -35,6 +37,18 @@ class Figures:
         self.left = Counter("agent_left", "Questions whose client left before the answer", registry=into)
         self.running = Gauge("agent_running", "Questions being answered now", registry=into)
         self.seconds = Histogram("agent_seconds", "Seconds an answer took", registry=into)
+
+
+@asynccontextmanager
+async def opened_desk(agents: Agents) -> AsyncIterator[tuple["Desk", SearchClient]]:
+    """The desk of running agents for the running event loop, and a client of what they search."""
+    config = agents.sides[0][0]
+    search = SearchClient(retrieval_url(config.retrieval))
+    async with agents.opened() as askers:
+        try:
+            yield Desk(askers, askers[0].name, agents.index, places=config.solver.concurrency), search
+        finally:
+            await search.aclose()
 
 
 @dataclass(eq=False)

@@ -40,6 +40,7 @@ from search.client import SearchClient
 from verl_ext.method.tool_calls import MAX_QUERY_CHARS
 
 PATIENCE_S = 55  # Clients give up on a call after 60 s
+_MARGIN_S = 5  # For a question to end by its own deadline
 _IDLE_S = 8 * 3600  # An editor keeps its session over lunch
 _MOST_PASSAGES = 20
 _SHOWN_SOURCES = 10
@@ -47,6 +48,8 @@ _TOO_LATE = "no answer in time. If the agent has just been started, ask again in
 _log = logging.getLogger(__name__)
 
 Served = tuple[Desk, SearchClient]
+Await = Callable[[Tell], Awaitable[Served]]
+"""Waits until there is a desk, and tells of it."""
 
 
 class _Arguments(BaseModel):
@@ -128,7 +131,7 @@ _TOOLS = [
 ]
 
 
-def agent_server(served: Callable[[], Awaitable[Served]]) -> Server[Any]:
+def agent_server(served: Await) -> Server[Any]:
     """An MCP server with both tools. Calls wait until the desk is served."""
 
     async def tools(_: ServerRequestContext[Any], __: PaginatedRequestParams | None) -> ListToolsResult:
@@ -171,18 +174,17 @@ async def _told(
         working.cancel()
 
 
-async def _result(
-    served: Callable[[], Awaitable[Served]], params: CallToolRequestParams, tell: Tell
-) -> CallToolResult:
+async def _result(served: Await, params: CallToolRequestParams, tell: Tell) -> CallToolResult:
     """What a call gives. An error is a result too, for the model that called to act on."""
     if params.name not in _CALLS:
         return _failed(f"there is no tool {params.name!r}: use {' or '.join(_CALLS)}")
     takes, run = _CALLS[params.name]
     try:
         arguments = takes.model_validate(params.arguments or {})
-        async with asyncio.timeout(PATIENCE_S) as limit:
-            desk, search = await served()
-            limit.reschedule(max(limit.when() or 0, _latest(desk)))
+        began = asyncio.get_running_loop().time()
+        async with asyncio.timeout_at(began + PATIENCE_S) as limit:
+            desk, search = await served(tell)
+            limit.reschedule(began + max(PATIENCE_S, desk.askers[0].solver.deadline_s + _MARGIN_S))
             return await run(arguments, desk, search, tell)
     except ValidationError as error:
         return _failed("; ".join(map(_in_words, error.errors(include_url=False))))
@@ -193,11 +195,6 @@ async def _result(
         if refusal.status == 500:
             _log.exception("a call of %s failed", params.name)
         return _failed(str(refusal))
-
-
-def _latest(desk: Desk) -> float:
-    """When an answer is due at the latest: a question has its own deadline."""
-    return asyncio.get_running_loop().time() + desk.askers[0].solver.deadline_s
 
 
 async def _search(asked: _Search, desk: Desk, search: SearchClient, tell: Tell) -> CallToolResult:
@@ -271,7 +268,7 @@ class Mcp:
     """The server over streamable HTTP. Whoever mounts it checks tokens, hosts and origins."""
 
     def __init__(self, desk: Desk, search: SearchClient) -> None:
-        async def served() -> Served:
+        async def served(_: Tell) -> Served:
             return desk, search
 
         self._sessions = StreamableHTTPSessionManager(agent_server(served), session_idle_timeout=_IDLE_S)

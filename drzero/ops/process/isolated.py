@@ -21,6 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from drzero.ops.errors import RunFailed
 from drzero.ops.process.child import describe_exit
+from drzero.ops.process.keeper import die_with
 from drzero.ops.records import parse_line
 
 _KILLED_WITHIN_S = 5.0
@@ -35,7 +36,8 @@ def in_child(function: Callable[_P, _R], *args: _P.args, **named: _P.kwargs) -> 
     """
     if {"torch", "chromadb"} & sys.modules.keys():  # a child would save nothing
         return function(*args, **named)
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as child:
+    fork, parent = multiprocessing.get_context("fork"), os.getpid()
+    with ProcessPoolExecutor(1, fork, initializer=die_with, initargs=(parent, signal.SIGKILL)) as child:
         try:
             return child.submit(function, *args, **named).result()
         except BrokenProcessPool:
