@@ -140,6 +140,7 @@ def test_what_documents_say_reaches_a_front_end_as_text(client):
 OPEN_WEBUI = "### Task:\nGenerate a concise title summarizing the chat history.\n### Chat History:\nUSER: "
 LIBRECHAT = 'Provide a concise, 5-word-or-less title for the conversation, using its same language. "Hi"'
 N8N = "Generate a concise, descriptive title for this conversation based on the user's message.\n"
+ATTACHED = "### Task:\nRespond to the user query using the context\n<context>\nIt rains.\n</context>\n"
 TAGS = "### Task:\nGenerate 1-3 broad tags categorizing the main themes of the chat history"
 LOBE = "You summarize the user's conversation into a title within 10 words"
 EMOJI = "Your task is to reflect the speaker's likely facial expression through a fitting emoji."
@@ -157,6 +158,7 @@ EMOJI = "Your task is to reflect the speaker's likely facial expression through 
             "Please generate a four to five word title summarizing our conversation without any lead-in",
         ),
         ("system", N8N),
+        ("system", f"Speak as a pirate.\n{ATTACHED}"),
         ("developer", LOBE),
     ],
 )

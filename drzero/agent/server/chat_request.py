@@ -20,7 +20,7 @@ _READ_CHARACTERS = 4000  # of instructions, for signs of a task
 _EXCHANGE = ("user", "assistant")
 _TASK = re.compile(
     # Open WebUI: titles, tags, follow-ups, queries, completions; also a question with passages of its own.
-    r"\A\s*###\s*Task:"
+    r"^[ \t]*###\s*Task:"
     r"|\A\s*Your task is to reflect the speaker's likely facial expression"
     r"|\A\s*You have been provided with a set of responses from various models"
     # LibreChat, n8n and others: a title for this conversation, tags for the chat.
@@ -28,7 +28,7 @@ _TASK = re.compile(
     r"\b(?:title|tags|name)\s+(?:for|summari[sz]ing)\b[^.?!\n]{0,40}\b(?:conversation|chat)\b"
     r"|\b(?:generate|create|provide|give|write|suggest|summari[sz]e)\b[^.?!\n]{0,100}"
     r"\b(?:conversation|chat)(?: history)?(?: titles?|s? into an? (?:\S+ )?title)\b",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 """Requests that a front end makes for itself. A search for one would cost more than the question."""
 
