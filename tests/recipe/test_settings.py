@@ -215,7 +215,7 @@ def test_what_a_run_keeps_and_what_its_pace_depends_on_is_known():
     )
     pace = (
         "base_model method data.train_batch_size data.max_response_length compute.type "
-        "actor_rollout_ref.rollout.n trainer.n_gpus_per_node trainer.nnodes trainer.device"
+        "actor_rollout_ref.rollout.n trainer.n_gpus_per_node trainer.nnodes trainer.device machine.serve_gpus"
     )
     assert set(run_keys()) == set(run.split())
     assert set(pace_keys()) == set(pace.split())
