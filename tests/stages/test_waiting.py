@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from chaos import small_loop
 from conftest import Prepared
+from search_parts import lives, wait_for
 
 HEAVY = {"chromadb", "torch", "transformers", "ray", "verl", "tensordict", "scipy", "pandas", "sklearn"}
 STOP = f"""
@@ -65,3 +68,15 @@ def test_a_childs_answer_error_and_death_reach_the_caller() -> None:
 def test_the_agent_s_commands_leave_what_their_checks_need_to_a_child() -> None:
     imported = "import json, sys, drzero.agent.ask, drzero.agent.serve; print(json.dumps(list(sys.modules)))"
     assert not HEAVY & set(json.loads(ran(imported).stdout))
+
+
+def test_a_child_ends_with_the_process_that_waits_for_it() -> None:
+    script = "import time; from drzero.ops.process.isolated import in_child; in_child(time.sleep, 600)"
+    parent = subprocess.Popen([sys.executable, "-c", script])
+    waiting = psutil.Process(parent.pid)
+    wait_for(waiting.children, 60)
+    [child] = waiting.children()
+    time.sleep(1)  # until it has begun
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not lives(child), 10)

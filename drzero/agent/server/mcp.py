@@ -53,13 +53,13 @@ Await = Callable[[Tell], Awaitable[Served]]
 
 
 class _Arguments(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", str_strip_whitespace=True)
 
 
 class _Search(_Arguments):
     query: Annotated[
         str,
-        Field(max_length=MAX_QUERY_CHARS, pattern=r"\S", description="A short question or phrase."),
+        Field(max_length=MAX_QUERY_CHARS, min_length=1, description="A short question or phrase."),
     ]
     limit: Annotated[int, Field(ge=1, le=_MOST_PASSAGES, description="Most passages to return.")] = 5
 
@@ -67,7 +67,7 @@ class _Search(_Arguments):
 class _Ask(_Arguments):
     question: Annotated[
         str,
-        Field(max_length=8192, pattern=r"\S", description="One question that stands on its own."),
+        Field(max_length=8192, min_length=1, description="One question that stands on its own."),
     ]
 
 
