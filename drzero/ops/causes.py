@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 NO_HOST_MEMORY = "the machine is out of memory"
+_WORKER_DIED = "worker died"
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ CAUSES: tuple[Cause, ...] = (
         NO_HOST_MEMORY,
         # Ray's monitor kills its own workers; the kernel kills anybody.
         r"[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure|node running low on memory"
-        r"|oom-kill|killed pid \d+ for lack of memory",
+        r"|oom-kill|killed (pid \d+|\d+ process\(es\) of this cgroup) for lack of memory",
         "close other programs, or lower batches and lengths (`drzero preflight` says how far), then "
         "rerun: it resumes at the last checkpoint",
         culprit="this machine's memory",
@@ -98,7 +99,7 @@ CAUSES: tuple[Cause, ...] = (
         "check the model's path or hub id, and HF_TOKEN for a gated model",
     ),
     Cause(
-        "worker died",
+        _WORKER_DIED,
         r"ActorDiedError|ActorUnavailableError|WorkerCrashedError|died unexpectedly|RayActorError"
         r"|A worker died or was killed|[1-9]\d* Workers crashed due to other reasons",
         "a worker process of the trainer died, most often for lack of memory: see the lines before",
@@ -113,7 +114,7 @@ def find_cause(line: str, more: Sequence[Cause] = ()) -> Cause | None:
 
 def first_cause(lines: Iterable[str], more: Sequence[Cause] = ()) -> tuple[str, Cause] | None:
     """Return the first line that shows a known cause, with that cause."""
-    for line in lines:
-        if cause := find_cause(line, more):
-            return line, cause
-    return None
+    found = [(line, cause) for line in lines if (cause := find_cause(line, more))]
+    if found and found[0][1].name == _WORKER_DIED:  # Ray says later why it killed a worker
+        return next((one for one in found if one[1].name == NO_HOST_MEMORY), found[0])
+    return found[0] if found else None

@@ -20,7 +20,15 @@ from drzero.ops.watchdog.diagnosis import FINAL
 from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan
 
 
-class ChildFailed(ChildError):
+class Ended(ChildError):
+    """The main command ended without success. `pattern` names the known cause, if any."""
+
+    def __init__(self, message: str, failed: Child, pattern: str = "") -> None:
+        super().__init__(message, failed)
+        self.pattern = pattern
+
+
+class ChildFailed(Ended):
     """The main command failed by itself."""
 
 
@@ -32,12 +40,8 @@ class NothingDone(ChildError):
     """The main command exited without an error before it began any work."""
 
 
-class Stalled(ChildError):
+class Stalled(Ended):
     """The main command stalled and was stopped. The message names the culprit."""
-
-    def __init__(self, message: str, failed: Child, pattern: str = "") -> None:
-        super().__init__(message, failed)
-        self.pattern = pattern
 
 
 def run_supervised(
@@ -158,4 +162,5 @@ def _failed(child: Child, code: int, services: ServiceGroup, watchdog: Watchdog 
         text += f"\ncause: {name} (culprit: {blamed['culprit']})"
     event = text.replace("\n", "; ")
     services.events.add("exit", child.spec.name, event, code=code, first_error=child.first_error, **blamed)
-    return ChildFailed(": ".join(filter(None, [text, blamed.get("advice")])), child)
+    said = ": ".join(filter(None, [text, blamed.get("advice")]))
+    return ChildFailed(said, child, blamed.get("pattern", ""))

@@ -19,6 +19,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from drzero.checkpoints.resume import choose_start, start_step
+from drzero.ops.causes import NO_HOST_MEMORY
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.ops.files import remove_temporaries
@@ -27,7 +28,7 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.logs import EventLog
 from drzero.ops.records import EVENTS_FILE, OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
-from drzero.ops.supervisor import NothingDone, Stalled, run_supervised
+from drzero.ops.supervisor import ChildFailed, Ended, NothingDone, Stalled, run_supervised
 from drzero.ops.watchdog.diagnosis import ALIKE
 from drzero.recipe.compose import RESOLVED, joins_cluster, verl_env, write_resolved
 from drzero.recipe.metrics import metrics_path, read_metrics, spent_tokens
@@ -109,7 +110,7 @@ def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView = no_v
 
 
 def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> None:
-    """Run the trainer to its end. Restart a stalled one from its checkpoint as `watchdog.policy` says."""
+    """Run the trainer to its end. Restart one that may be resumed as often as `watchdog.policy` says."""
     # With `report`, only the loss of a worker stops a run.
     resumes = {"resume": config.watchdog.resumes, "report": 1, "stop": 0}[config.watchdog.policy]
     for left in range(resumes, -1, -1):
@@ -128,16 +129,21 @@ def _until_done(config: DictConfig, folder: Path, services: ServiceGroup) -> Non
             # The start may have used up the time.
             _raise_if_ended_early(config, folder, services)
             raise
-        except Stalled as stalled:
-            if not left or stalled.pattern == ALIKE:
+        except (Stalled, ChildFailed) as ended:
+            if not left or not _may_resume(ended):
                 raise
-            step = max(saved_step(folder), start_step(config) or 0)
-            say("watchdog", f"{stalled.summary}; restarting after step {step} ({left - 1} restarts left)")
+            step, what = max(saved_step(folder), start_step(config) or 0), ended.summary.partition("\n")[0]
+            say("watchdog", f"{what}; restarting after step {step} ({left - 1} restarts left)")
         require_time(config.run.name, START_S)
         if saved_step(folder) > (start_step(config) or 0):
             config.trainer.resume_mode = "auto"
         _tidy(config, folder)
         write_for_trainer(config, folder)
+
+
+def _may_resume(ended: Ended) -> bool:
+    """Whether another start may help: after a stall, or if the trainer saw a kill for lack of memory."""
+    return ended.pattern == NO_HOST_MEMORY or (isinstance(ended, Stalled) and ended.pattern != ALIKE)
 
 
 def write_for_trainer(config: DictConfig, folder: Path) -> None:

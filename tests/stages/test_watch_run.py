@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -15,9 +16,13 @@ from verl_saves import save
 
 from drzero.ops.causes import NO_HOST_MEMORY
 from drzero.ops.process.child import Command
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE
+from drzero.ops.resources.cgroup import OomWatch
 from drzero.ops.services.services import ServiceGroup
-from drzero.ops.supervisor import Stalled
+from drzero.ops.supervisor import ChildFailed, Stalled
 from drzero.ops.watchdog.diagnosis import ALIKE, GONE
+from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_stage, process_env, resolve
 from drzero.recipe.overrides import OverrideError
 from drzero.runs.diagnose import run_diagnose
@@ -176,6 +181,23 @@ def stalled(folder: Path, pattern: str) -> Stalled:
     return Stalled("the run stalled", child, pattern)
 
 
+def watched(folder: Path, policy: str) -> Any:
+    trainer = {"resume_mode": "disable", "test_freq": -1, "total_training_steps": 4, "val_only": False}
+    watchdog = {"policy": policy, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "patience_factor": 2}
+    more = {"limits": {}, "native_stacks": False, "sample_every_s": 5}
+    return OmegaConf.create(
+        {
+            "run": {"dir": str(folder), "name": "run"},
+            "trainer": trainer,
+            "watchdog": watchdog | more,
+            "machine": {"device": "cpu", "nodes": 1, "ray_address": None},
+            "actor_rollout_ref": {"rollout": {"name": "reference"}},
+            "process_env": {},
+            "log_level": "INFO",
+        }
+    )
+
+
 @pytest.mark.parametrize(
     ("action", "pattern", "stalls", "starts", "raises"),
     [
@@ -208,20 +230,7 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
     monkeypatch.setattr(training, "run_supervised", run)
     monkeypatch.setattr(training, "write_resolved", lambda config: None)
     monkeypatch.setattr(training, "flow_monitor", lambda config: nullcontext())
-    trainer = {"resume_mode": "disable", "test_freq": -1, "total_training_steps": 4, "val_only": False}
-    watchdog = {"policy": action, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "patience_factor": 2}
-    more = {"limits": {}, "native_stacks": False, "sample_every_s": 5}
-    config = OmegaConf.create(
-        {
-            "run": {"dir": str(tmp_path), "name": "run"},
-            "trainer": trainer,
-            "watchdog": watchdog | more,
-            "machine": {"device": "cpu", "nodes": 1, "ray_address": None},
-            "actor_rollout_ref": {"rollout": {"name": "reference"}},
-            "process_env": {},
-            "log_level": "INFO",
-        }
-    )
+    config = watched(tmp_path, action)
     with ServiceGroup([]) as services:
         if raises:
             with pytest.raises(Stalled):
@@ -230,3 +239,70 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
             training._until_done(config, tmp_path, services)
     assert len(set(begun)) == starts  # each start has metrics of its own
     assert modes == ["disable", *["auto"] * (starts - 1)]
+
+
+TRAINER = """
+import os, sys, time
+folder, said, code, failures = sys.argv[1:]
+with open(f"{folder}/starts", "a+") as file:
+    file.write("s")
+    starts = file.tell()
+if starts > int(failures):
+    with open(f"{folder}/heartbeats.jsonl", "a") as file:
+        file.write('{"time": %f, "phase": "rollout", "step": 1}\\n' % time.time())
+    sys.exit(0)
+print(said, flush=True)
+os.kill(os.getpid(), 9) if code == "-9" else sys.exit(int(code))
+"""
+RAYLET = "(raylet) node_manager.cc:3303: 2 Workers (tasks / actors) killed due to memory pressure (OOM), "
+RAY_ERROR = "ray.exceptions.OutOfMemoryError: 1 worker(s) were killed due to the node running low on memory."
+RAY_TASK = "ray.exceptions.RayTaskError(OutOfMemoryError): \x1b[36mray::TaskRunnerV1.run()\x1b[39m (pid=1)"
+DIED = "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+CRASH = "(raylet) 0 Workers (tasks / actors) killed due to memory pressure (OOM), 1 Workers crashed due to "
+GROUP = "the kernel has killed 1 process(es) of this cgroup for lack of memory meanwhile"
+
+
+@pytest.mark.parametrize(
+    ("policy", "said", "code", "killed", "failures", "starts"),
+    [
+        ("report", RAY_ERROR, 1, None, 1, 2),
+        ("report", RAY_ERROR, 1, None, 9, 2),
+        ("resume", RAY_ERROR, 1, None, 9, 3),
+        ("stop", RAY_ERROR, 1, None, 9, 1),
+        ("report", f"{RAY_TASK}\n{RAY_ERROR}", 1, None, 9, 2),
+        ("report", f"{DIED}\n{RAYLET}", 1, None, 9, 2),
+        ("report", "", -9, "the kernel killed pid 7 for lack of memory", 9, 2),
+        ("report", "", -9, GROUP, 9, 2),
+        ("resume", "", -9, None, 9, 1),
+        ("resume", DIED, 1, None, 9, 1),
+        ("resume", f"{DIED}\n{CRASH}", 1, None, 9, 1),
+        ("resume", "torch.OutOfMemoryError: CUDA out of memory", 1, None, 9, 1),
+        ("resume", "MemoryError", 1, None, 9, 1),
+        ("resume", f"ValueError: no such key\n{RAYLET.replace('2 W', '0 W')}", 1, None, 9, 1),
+        ("resume", "drzero: error: the index has another embedder", 2, None, 9, 1),
+    ],
+    ids=[
+        *("Ray", "twice", "resume", "stop", "its task", "raylet later", "the kernel", "its cgroup"),
+        *("SIGKILL", "died", "a crash", "GPU", "Python", "another cause", "a refusal"),
+    ],
+)
+def test_a_trainer_that_ends_is_resumed_only_after_a_kill_for_lack_of_memory(
+    tmp_path, monkeypatch, policy, said, code, killed, failures, starts
+):
+    monkeypatch.setattr(OomWatch, "explain", lambda self, pids: killed)
+    command = (sys.executable, "-c", TRAINER, str(tmp_path), said, str(code), str(failures))
+    trainer = Command(name="trainer", command=command, log_path=tmp_path / "logs" / "trainer.log")
+    monkeypatch.setattr(training, "trainer_command", lambda config, folder, recorder: trainer)
+    monkeypatch.setattr(training, "write_resolved", lambda config: None)
+    monkeypatch.setattr(training, "flow_monitor", lambda config: nullcontext())
+    ends_well = failures < starts
+    with (
+        ServiceGroup([], events=EventLog(tmp_path / "logs" / EVENTS_FILE)) as services,
+        nullcontext() if ends_well else pytest.raises(ChildFailed) as failed,
+    ):
+        training._until_done(watched(tmp_path, policy), tmp_path, services)
+    assert len((tmp_path / "starts").read_text()) == starts
+    death = examine(tmp_path)
+    assert death.state == ("finished" if ends_well else "failed")
+    if starts > 1 and not ends_well:
+        assert NO_HOST_MEMORY in str(failed.value) and death.culprit == "this machine's memory"

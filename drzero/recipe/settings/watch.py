@@ -20,8 +20,8 @@ class Watchdog:
 
     policy: str = key(
         "report",
-        "On a stall: report (a page in RUN_DIR/logs; a lost worker resumes once), stop (end the run), or "
-        "resume (from the last checkpoint).",
+        "On a stall: report (a page in RUN_DIR/logs; a lost worker or a kill for lack of memory resumes "
+        "once), stop (end the run), or resume (from the last checkpoint).",
         choices=("report", "stop", "resume"),
     )
     resumes: int = key(2, "Resumes per run before it stops for good.", low=0)
