@@ -15,7 +15,7 @@ _TAG = re.compile("<think>|</think>|<tool_call>")
 
 
 def turn_parts(text: str) -> list[tuple[str, str]]:
-    """Each stretch of thinking, in its tags, with what is said after it. The first may be empty."""
+    """Each stretch of thinking, in its tags, with the text after it. The first may be empty."""
     parts, thought_at, said_at, at = [], 0, 0, 0
     while tag := _TAG.search(text, at):
         at = tag.end()

@@ -105,7 +105,7 @@ class SearchClient:
         )
 
     async def passage(self, key: str) -> str | None:
-        """Return the passage with this id, None if there is none. Raises SearchUnavailable, at once."""
+        """Return the passage with this id, or None. Raises SearchUnavailable, at once."""
         url = f"{self.url.removesuffix('/retrieve')}/passages/{quote(key, safe='')}"
         try:
             response = await self._pool().get(url, timeout=self.deadline_s)

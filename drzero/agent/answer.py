@@ -1,4 +1,4 @@
-"""An answer with its sources: what the agent read, and the sentence that holds the answer.
+"""An answer with its sources: the passages that the agent read, and the sentence with the answer.
 
 answer = answer_of("Who founded Orrin?", attempt, sources)
 answer.state            # supported, unsupported, none or failed
@@ -42,7 +42,7 @@ class Answer:
 
     @property
     def state(self) -> State:
-        """Whether a passage that was read holds the answer, or why there is none."""
+        """Whether a passage that was read holds the answer, or why it gave none."""
         if not self.attempt.finished:
             return "failed"
         if self.text is None:
@@ -51,7 +51,7 @@ class Answer:
 
     @property
     def note(self) -> str | None:
-        """What a reader must know about it, if anything."""
+        """A warning for its reader, if it needs one."""
         return _NOTES.get(self.state)
 
     @property

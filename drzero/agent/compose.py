@@ -2,7 +2,7 @@
 
 compose_agent("ask", ["iteration=2"])     # as the loop in paths.checkpoints trained and evaluated its solver
 
-The last iteration answers unless you say which. What you type wins over what the run recorded.
+The last iteration answers unless you say which. Your overrides win over the run's record.
 """
 
 import re
@@ -104,7 +104,7 @@ def _last_iteration(folder: Path) -> int:
 
 
 def _recorded(folder: Path, iteration: str, keys: Sequence[str]) -> Mapping[str, Any]:
-    """What the solver's evaluation recorded, or its training, or the loop's first stages of these."""
+    """The record of the solver's evaluation, or its training, or the loop's first stages of these."""
     names = (f"evaluate_iter{iteration}", f"solver_iter{iteration}", "evaluate_iter0", "solver_iter1")
     found = (read_settings(folder / name, keys) for name in names)
     return next((recorded for recorded in found if recorded is not None), {})

@@ -1,4 +1,4 @@
-"""A follow-up question with what was said before it, as the agent reads it.
+"""A follow-up question with the last exchanges, as the agent reads it.
 
 with_earlier("And who founded it?", [("Where was Mara born?", "Orrin")])
 

@@ -104,7 +104,7 @@ def running(config: DictConfig, other: DictConfig | None = None, stage: str = "a
 
 
 def _beside(first: DictConfig, other: DictConfig, stage: str) -> DictConfig:
-    """The second side: the first one's search service, and a server of its own."""
+    """The second side: the first one's search service, and its own server."""
     check(other, stage)
     with open_dict(other):
         for key in ("url", "host", "port"):

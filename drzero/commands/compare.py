@@ -49,7 +49,7 @@ def run_compare(arguments: Sequence[str]) -> None:
 
 
 def _totals(folders: Sequence[str], change: ExactMatchChange) -> Iterator[str]:
-    """Who is compared, and how much each has right of what both have answered."""
+    """Who is compared, and how many of the shared questions each has right."""
     for side, folder, share in zip(("before", "after"), folders, (change.before, change.after), strict=True):
         model = _report(Path(folder))["model"]
         yield f"{side}: {round(share * change.n)} of {change.n} right, {model} ({folder})"

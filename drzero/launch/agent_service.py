@@ -57,7 +57,7 @@ def words_here(words: Sequence[str], port: int = PORT) -> list[str]:
 
 
 def price_lines(machine: Compute) -> list[str]:
-    """What the agent costs on this machine, and an hour on others."""
+    """The agent's price on this machine, and an hour on others."""
     usd, size = machine.usd_per_hour, f"{machine.cpu:g} cores, {machine.memory:,} MiB"
     one, first = (usd * seconds / 3600 for seconds in (QUESTION_S, WAKE_S + QUESTION_S + IDLE_S))
     others = sorted((for_gpus(machine, name, 1).usd_per_hour, name) for name in _choices())

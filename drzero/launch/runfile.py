@@ -59,7 +59,7 @@ class RunFile:
     def on_general(self, env: str, *, is_general: bool) -> "RunFile":
         """On top of `config/runs/general.yaml`. `is_general`: no run file is given, or the general one.
 
-        What the environment needs wins over a file that was written for another one.
+        The environment's needs win over a file that was written for another one.
         """
         general = read_runfile(str(GENERAL))
         changes, settings = machine_changes(general.overrides_by_env.get(env, []))

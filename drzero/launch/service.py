@@ -1,4 +1,4 @@
-"""A service on Modal: a `drzero serve-…` in a container of its own, at a public address, behind a token.
+"""A service on Modal: a `drzero serve-…` in its own container, at a public address, behind a token.
 
 The apps are modal_search.py and modal_agent.py. A run file below config/ has the machine and the overrides.
 """
@@ -33,7 +33,7 @@ _OF_RUNS = ("max_usd", "timeout", "retries")
 
 @dataclass(frozen=True)
 class Service:
-    """What one service has of its own."""
+    """The parts in which services differ."""
 
     name: str  # in the names of its app and its run file
     command: str  # of `drzero`
@@ -97,7 +97,7 @@ def _plan(service: Service, environment: Mapping[str, str]) -> Plan:
 
 
 def read_service_file(path: str) -> RunFile:
-    """A run file without what is for runs. Raises LaunchError."""
+    """A run file without the fields of runs. Raises LaunchError."""
     file = read_runfile(path)
     limits = [key for key in _OF_RUNS if isinstance(file.compute, dict) and key in file.compute]
     if limits:

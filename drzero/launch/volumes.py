@@ -47,7 +47,7 @@ def claims_name(names: Mapping[str, str]) -> str:
 
 
 def app_name(names: Mapping[str, str], service: str) -> str:
-    """The app that serves what is on these volumes: `search` or `agent`."""
+    """The app over these volumes: `search` or `agent`."""
     return _next_to(names, service)
 
 

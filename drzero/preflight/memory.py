@@ -289,7 +289,7 @@ def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
 
 
 def _smaller(ctx: CheckContext) -> str:
-    """What a smaller micro-batch is set by."""
+    """The key that makes a micro-batch smaller."""
     return micro_batch_key(ctx.config) if ctx.trains else "solver.max_batch_size"
 
 

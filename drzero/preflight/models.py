@@ -97,7 +97,7 @@ def _folder(ctx: CheckContext, key: str, folder: Path) -> Iterator[Finding]:
 
 
 def weights_fault(folder: Path) -> str | None:
-    """What is wrong with the set of a model folder's weight files ("lacks 2 of 3 …"), or None."""
+    """The fault in the set of a model folder's weight files ("lacks 2 of 3 …"), or None."""
     there = {path.name for pattern in WEIGHT_PATTERNS for path in folder.rglob(pattern) if path.is_file()}
     for whole in _FORMATS:
         index = folder / f"{whole}.index.json"
@@ -143,7 +143,7 @@ def hub_folder(model: str) -> Path | None:
 
 
 def hub_gap(model: str) -> str | None:
-    """What the hub's cache lacks of a model's weights: words, "" if it lacks the model, or None."""
+    """The parts of a model's weights that the hub's cache lacks: words, "" if it lacks the model, or None."""
     folder = hub_folder(model)
     fault = weights_fault(folder) if folder else ""
     return f"the hub's cache {fault}" if fault else fault

@@ -27,7 +27,7 @@ def training_gpus(gpus: int, serve_gpus: Split) -> int:
 
 
 def pools(config: DictConfig) -> list[int]:
-    """GPUs of each machine by pool: those that train and, in mode=separate_async, those that only sample."""
+    """GPUs of each machine by pool: the training ones and, in mode=separate_async, the sampling ones."""
     rollout = config.actor_rollout_ref.rollout
     return [config.trainer.n_gpus_per_node, *([rollout.n_gpus_per_node] if rollout.nnodes else [])]
 

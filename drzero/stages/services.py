@@ -34,7 +34,7 @@ def check_and_resolve(config: DictConfig, stage: str) -> DictConfig:
 
 
 def check(config: DictConfig, stage: str) -> None:
-    """Run a stage's preflight in a process of its own. Raises PreflightFailed."""
+    """Run a stage's preflight in a separate process. Raises PreflightFailed."""
     in_child(_require, config, stage)
 
 

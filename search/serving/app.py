@@ -158,7 +158,7 @@ class RetrievalApp:
             self._passages_held -= held
 
     def _hold(self, passages: int) -> int:
-        """Reserve room for an answer and return its size. Raises HttpRefusal if there is none."""
+        """Reserve room for an answer and return its size. Raises HttpRefusal without room."""
         if passages > MAX_PASSAGES:
             raise HttpRefusal(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
         if self._passages_held + passages > MAX_PASSAGES_HELD:

@@ -6,7 +6,7 @@
     if has_integrity(question, answer): k = number of right attempts of n, None unless all n finished
     score = challenger_reward(trajectory, document, hop, n=n, k=k)
 
-The open book: the solver answers once, greedily, from what the challenger read, without searching. A
+The open book: the solver answers once, greedily, from the challenger's passages, without searching. A
 different answer refuses the question, because its label may be wrong (Search Self-Play, arXiv 2510.18821).
 
 After a failure of a service the sample is invalid and counts nowhere.

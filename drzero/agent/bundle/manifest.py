@@ -23,7 +23,7 @@ class BundleError(UserError):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a bundle holds."""
+    """The contents of a bundle."""
 
     form: int
     iteration: int | None  # of the loop that trained it; None for a model named by model=

@@ -65,7 +65,7 @@ def write_card(path: Path, config: DictConfig, manifest: Manifest, model: Path) 
 
 
 def front_matter(config: DictConfig, base_model: str) -> str:
-    """What the hub reads: licence, base model and data sets, as far as somebody stated them."""
+    """The fields for the hub: licence, base model and data sets, as far as somebody stated them."""
     licence = None if config.licence is None else _line(config.licence)
     is_known = licence is None or _LICENCE_ID.fullmatch(licence)
     return ModelCardData(

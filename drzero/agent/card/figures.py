@@ -24,7 +24,7 @@ class Scores:
 
 
 def scores(checkpoints: Path, iteration: int | None, model: str) -> Iterator[Scores]:
-    """The finished evaluations of this model, after those of the loop's earlier ones.
+    """The finished evaluations of this model, after the loop's earlier ones.
 
     `model` is its fingerprint: an evaluation of other weights says nothing about it.
     """

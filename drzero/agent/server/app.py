@@ -1,4 +1,4 @@
-"""The service's web application: who may ask, what is answered, and how it is doing.
+"""The service's web application: who may ask, its routes, and its health.
 
     app = create_app(desk, search, token="…", states=states, lists_sources=True)
 

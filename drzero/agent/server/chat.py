@@ -63,7 +63,7 @@ class Chat:
 
     @property
     def routes(self) -> list[Route]:
-        """What the app mounts."""
+        """For the app to mount."""
         return [
             Route("/v1/chat/completions", self._complete, methods=["POST"]),
             Route("/v1/models", self._models),

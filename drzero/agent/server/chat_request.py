@@ -1,4 +1,4 @@
-"""A chat's request: the question, what was said before it, or a front end's own task.
+"""A chat's request: the question, the exchanges before it, or a front end's own task.
 
 Fields that only steer sampling are ignored: the agent answers greedily, as in its evaluation. What would
 change the form of the answer is refused by name.
@@ -78,7 +78,7 @@ class ChatRequest(BaseModel):
 
     @property
     def has_system_prompt(self) -> bool:
-        """Whether the client sent instructions of its own."""
+        """Whether the client sent its own instructions."""
         return any(said.role in ("system", "developer") for said in self.messages)
 
     @property

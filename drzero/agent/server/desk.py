@@ -1,6 +1,6 @@
 """Admits clients' questions: at most so many at once, each with its deadline, none for a client that left.
 
-    answer = await desk.ask("Who founded Orrin?", progress=tell)     # raises Busy, or what the agent raises
+    answer = await desk.ask("Who founded Orrin?", progress=tell)     # raises Busy, or as the agent does
 
 Whoever cancels the task frees the question's place, its search, and its place in the model's batch.
 """
@@ -28,7 +28,7 @@ class Busy(Exception):
 
 
 class Figures:
-    """What the service counts, for Prometheus."""
+    """The service's counters, for Prometheus."""
 
     def __init__(self) -> None:
         self.registry = into = CollectorRegistry()
@@ -41,7 +41,7 @@ class Figures:
 
 @asynccontextmanager
 async def opened_desk(agents: Agents) -> AsyncIterator[tuple["Desk", SearchClient]]:
-    """The desk of running agents for the running event loop, and a client of what they search."""
+    """The desk of running agents for the running event loop, and a client of their search service."""
     config = agents.sides[0][0]
     search = SearchClient(retrieval_url(config.retrieval))
     async with agents.opened() as askers:

@@ -25,7 +25,7 @@ EXPECTED = (RequestRefused, ValidationError, Busy, ClientDisconnect, HTTPExcepti
 
 
 def refused(error: Exception) -> RequestRefused:
-    """What the client is told. An unexpected error stays in the log."""
+    """The client's answer. An unexpected error stays in the log."""
     match error:
         case RequestRefused():
             return error

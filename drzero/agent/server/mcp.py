@@ -156,7 +156,7 @@ def agent_server(served: Await) -> Server[Any]:
 async def _told(
     context: ServerRequestContext[Any], work: Callable[[Tell], Awaitable[CallToolResult]]
 ) -> CallToolResult:
-    """The work's result. The client is told of what the work tells, and that it goes on."""
+    """The work's result. The client hears each search, and that the work goes on."""
     told = asyncio.Queue[str | None]()
     working = asyncio.ensure_future(work(told.put_nowait))
     working.add_done_callback(lambda _: told.put_nowait(None))
@@ -175,7 +175,7 @@ async def _told(
 
 
 async def _result(served: Await, params: CallToolRequestParams, tell: Tell) -> CallToolResult:
-    """What a call gives. An error is a result too, for the model that called to act on."""
+    """A call's result. An error is a result too, for the model that called to act on."""
     if params.name not in _CALLS:
         return _failed(f"there is no tool {params.name!r}: use {' or '.join(_CALLS)}")
     takes, run = _CALLS[params.name]

@@ -36,7 +36,7 @@ _HEADERS = {
 
 
 class Sources:
-    """Passages by id: those that answers showed, and the index's."""
+    """Passages by id: the ones that answers showed, and the index's."""
 
     def __init__(self, search: SearchClient, token: str | None) -> None:
         self._search, self._token = search, token
