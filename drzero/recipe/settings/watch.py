@@ -41,7 +41,7 @@ class Watchdog:
             "done": 300,
             "out-of-time": 300,
         },
-        "Fixed patience for this phase in seconds; null uses patience_factor and floor_s.",
+        "Fixed patience in seconds; null follows the usual time.",
         above=0,
         closed=True,
     )
