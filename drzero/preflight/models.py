@@ -70,7 +70,8 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
         elif folder.is_absolute():
             made_by = "download it first. The demo's models come with `drzero demo-data`"
             if folder.name in ("demo-policy", "smollm2-135m"):
-                made_by = f"make it with `drzero demo-data paths.corpus={ctx.config.paths.corpus}`"
+                own = "your corpus's `drzero prepare-data` makes it: run that again (it embeds nothing twice)"
+                made_by = f"{own}. The demo's is `drzero demo-data paths.corpus={ctx.config.paths.corpus}`"
             if exported := re.fullmatch(r"(solver|challenger)_iter(\d+)_hf", folder.name):
                 stage = "merge" if exported[1] == "solver" else "challenger"
                 made_by = f"make it with `drzero {stage} iteration={exported[2]}`, or name another"

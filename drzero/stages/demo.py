@@ -82,9 +82,7 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
             )
     write_world(world, corpus)
     say("corpus", f"an invented world of {len(world.passages)} passages in {corpus}")
-    with working("models", "unpacking the demo's models"), redirect_stderr(io.StringIO()):
-        models = prepare_demo_models(corpus / "models")
-    say("models", f"{', '.join(folder.name for folder in models)} in {corpus / 'models'}")
+    unpack_demo_models(corpus / "models")
     sizes = [f"rows={PROMPTS}", f"heldout_rows={HELDOUT}"]
     files = [assigned("source", str(corpus / "corpus.jsonl"))]
     files.append(assigned("hold_out", [str(corpus / "chains.jsonl")]))
@@ -93,6 +91,13 @@ def prepare_demo(overrides: Sequence[str] = ()) -> None:
 
 def _demo_choices() -> list[str]:
     return [f"hardware={detect_hardware()}", "model=demo-policy"]
+
+
+def unpack_demo_models(folder: Path) -> None:
+    """Make both models under `folder`, and say so."""
+    with working("models", "unpacking the demo's models"), redirect_stderr(io.StringIO()):
+        models = prepare_demo_models(folder)
+    say("models", f"{', '.join(model.name for model in models)} in {folder}")
 
 
 def prepare_demo_models(folder: Path) -> list[Path]:

@@ -12,6 +12,8 @@
 A prompt shows one entry of the index: a document, or one chunk of a long document. Lengths are counted with
 the embedder's tokenizer, which also cut the chunks, so a prompt shows a whole chunk. `quality.json` next to
 the prompts lists everything read, left out and adapted.
+
+A packaged model, the default on a laptop, is unpacked at the end, so that a challenger can follow.
 """
 
 import math
@@ -38,6 +40,7 @@ from drzero.preflight.machine import declared_machine
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve
 from drzero.recipe.indices import corpus_of, index_of, target_of
+from drzero.stages.demo import BASE_NAME, POLICY_NAME, unpack_demo_models
 from search.chroma.sharded_store import ChromaIndex
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt
@@ -56,8 +59,12 @@ def run_prepare_data(config: DictConfig) -> None:
     require(config, "prepare_data")
     if config.indexing.embed_only:
         embed_corpus(config)
-    else:
-        prepare_data(config)
+        return
+    prepare_data(config)
+    config = resolve(config)
+    models, model = Path(config.paths.corpus) / "models", Path(config.base_model)
+    if model in (models / BASE_NAME, models / POLICY_NAME):
+        unpack_demo_models(models)
 
 
 def embed_corpus(config: DictConfig) -> None:

@@ -70,6 +70,7 @@ def test_the_index_is_announced_then_the_prompts_and_none_shows_an_evaluated_doc
     assert paths == [corpus / "chromadb", *prompts, corpus / "data" / "quality.json"] and all(
         path.exists() for path in paths
     )
+    assert not (corpus / "models").exists()  # another model was named, which it does not make
 
 
 def test_a_mapped_table_is_indexed_and_its_quality_is_told_and_written(prepared, tmp_path, capsys):
@@ -97,6 +98,8 @@ def test_a_mapped_table_is_indexed_and_its_quality_is_told_and_written(prepared,
         assert line in told
     assert sum(quality["chains"].values()) == 13
     assert sum(quality["prompts"]["hops"].values()) == 8
+    next_in_the_guide = preflight(compose_stage("challenger", words[1:4]), "challenger")
+    assert {one.key for one in next_in_the_guide.errors} <= {"memory"}  # as little as is free here
 
 
 def test_an_index_for_the_demo_policy_says_so_and_a_named_model_gets_its_own_embedder(tmp_path):
