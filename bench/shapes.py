@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from drzero.ops.files import publish, staging_folder
 from drzero.preflight.model_shape import KNOWN, config_of
-from drzero.stages.demo import load_base_tokenizer
+from drzero.stages.demo_models import load_base_tokenizer
 
 SHAPES = {name.removesuffix("-instruct"): shape for name, shape in KNOWN.items()}
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from data.demo_world import generate_world, write_world
-from drzero.stages.demo import prepare_demo_models
+from drzero.stages.demo_models import prepare_demo_models
 from search.chroma.store import Store, open_collection
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 from search.indexing.shards import build_index

@@ -24,7 +24,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from data.demo_world import generate_world
 from drzero.policies.demonstrations import Demonstration, make_demonstrations, world_retriever
-from drzero.stages.demo import load_base_model, load_base_tokenizer
+from drzero.stages.demo_models import load_base_model, load_base_tokenizer
 from environments.conversation import Message
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA

@@ -12,7 +12,7 @@ from typing import Any
 from drzero.ops.console import say
 from drzero.ops.files import publish, staging_folder
 from drzero.policies.warm_start import encode, fit
-from drzero.stages.demo import load_base_model, load_base_tokenizer
+from drzero.stages.demo_models import load_base_model, load_base_tokenizer
 from environments.wordle.demonstrations import demonstrations
 
 NAME = "wordle-policy"

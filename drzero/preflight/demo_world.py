@@ -33,7 +33,7 @@ def check_demo_policy(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def is_demo_policy(model: str) -> bool:
-    """Whether the demo made this model folder with its adapter (drzero/stages/demo.py)."""
+    """Whether the demo made this model folder with its adapter (drzero/stages/demo_models.py)."""
     made_from = Path(model) / "made_from"
     return made_from.is_file() and len(made_from.read_text(encoding="utf-8").split()) == 3
 

@@ -40,7 +40,7 @@ from drzero.preflight.machine import declared_machine
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve
 from drzero.recipe.indices import corpus_of, index_of, target_of
-from drzero.stages.demo import BASE_NAME, POLICY_NAME, unpack_demo_models
+from drzero.stages.demo_models import BASE_NAME, POLICY_NAME, unpack_demo_models
 from search.chroma.sharded_store import ChromaIndex
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import adopt

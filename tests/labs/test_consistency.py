@@ -272,7 +272,7 @@ def test_its_own_words_are_keys_of_its_config():
 @pytest.mark.slow("a server of a 135M model; the tests above have a tiny one")
 @pytest.mark.timeout(900)
 def test_the_engine_of_the_profile_is_started_compared_and_stopped(tmp_path, capsys):
-    from drzero.stages.demo import POLICY_NAME, prepare_demo_models
+    from drzero.stages.demo_models import POLICY_NAME, prepare_demo_models
 
     prepare_demo_models(tmp_path)
     questions = tmp_path / "questions.jsonl"

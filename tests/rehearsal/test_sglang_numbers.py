@@ -16,7 +16,7 @@ from sglang_server import serving
 
 from data.demo_world import generate_world
 from drzero.policies.demonstrations import make_demonstrations, world_retriever
-from drzero.stages.demo import POLICY_NAME, prepare_demo_models
+from drzero.stages.demo_models import POLICY_NAME, prepare_demo_models
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import load_model
 from verl_ext.engine.sampling import SamplingParams
