@@ -14,16 +14,17 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 
 from drzero.agent.bundle.opening import bundle_values
-from drzero.agent.keys import INDEX_KEYS, answer_keys
+from drzero.agent.keys import INDEX_KEYS, PLACES, answer_keys
 from drzero.checkpoints.reading import read_settings
 from drzero.loop.plan import last_of_each_key
 from drzero.ops.errors import UserError
 from drzero.recipe.compose import compose_plain, compose_stage
-from drzero.recipe.overrides import PLAIN_MODEL, assigned, key_of
+from drzero.recipe.overrides import assigned, key_of
+from drzero.stages.models import evaluate_overrides
 
 _OTHER_MODELS = ("solver.model_path", "endpoint", "model", "base_model")
 _NAMING = ("iteration", *_OTHER_MODELS, "endpoint_model", "endpoint_key", "api", "tokenizer")
-"""What says which model answers."""
+"""They name the model that answers."""
 
 
 class NoAgent(UserError):
@@ -32,7 +33,8 @@ class NoAgent(UserError):
 
 def compose_agent(stage: str, overrides: Sequence[str]) -> DictConfig:
     """Compose `ask` or `serve_agent`. Raises NoAgent or OverrideError."""
-    return compose_stage(stage, [*_plainly_worded(overrides), *_from_run(overrides), *overrides])
+    overrides = evaluate_overrides(overrides)
+    return compose_stage(stage, [*_from_run(overrides), *overrides])
 
 
 def beside(overrides: Sequence[str], compared: str) -> list[str]:
@@ -66,12 +68,6 @@ def _in_corpus(place: str, corpus: str | None) -> str:
     return f"${{paths.corpus}}{place.removeprefix(corpus)}"
 
 
-def _plainly_worded(overrides: Sequence[str]) -> list[str]:
-    """A chat endpoint's model has not learned the demo's short prompts, a laptop's default."""
-    is_named = any(key_of(override) == "model" for override in overrides)
-    return [f"model={PLAIN_MODEL}"] if "api=chat" in overrides and not is_named else []
-
-
 def _from_run(overrides: Sequence[str]) -> list[str]:
     typed = {key_of(override): override.partition("=")[2] for override in overrides}
     roots = [override for override in overrides if key_of(override).startswith("paths.")]
@@ -86,7 +82,7 @@ def _from_run(overrides: Sequence[str]) -> list[str]:
         iteration = str(_last_iteration(folder))
     iteration = iteration or "0"
     # A retrieval.url goes with what it serves; a typed place of an index replaces both.
-    has_place = any(key.startswith(("chroma.", "faiss.", "index", "retrieval.url")) for key in typed)
+    has_place = any(key.startswith(PLACES) for key in typed)
     keys = [*(() if has_place else ("paths.corpus", *INDEX_KEYS)), *(answer_keys() if is_trained else [])]
     keys += ["base_model"] if is_trained and "model" not in typed else []
     return [f"iteration={iteration}", *_overrides(_recorded(folder, iteration, keys))]

@@ -2,19 +2,14 @@
 
 from drzero.recipe.settings.schema import schema_of
 
-INDEX_KEYS = (
-    "index",
-    "chroma.path",
-    "chroma.collection",
-    "chroma.shards",
-    "faiss.path",
-    "faiss.corpus",
-    "retrieval.url",
-    "retrieval.embedder",
-)
-"""What is searched."""
+INDEX_SETTINGS = ("index", "chroma.collection", "chroma.shards", "retrieval.embedder")
+"""An index besides its place."""
+INDEX_PATHS = ("chroma.path", "faiss.path", "faiss.corpus")
+INDEX_KEYS = (*INDEX_SETTINGS, *INDEX_PATHS, "retrieval.url")
+PLACES = ("chroma.", "faiss.", "index", "retrieval.url")
+"""Beginnings of keys that say where the index lies."""
 _NOT_TAKEN = ("question_fields.", "solver.engine", "solver.dtype", "solver.server_args", "solver.temperature")
-"""What follows from this machine, and the temperature, which is 0 here."""
+"""They follow from this machine, and the temperature is 0 here."""
 
 
 def answer_keys() -> list[str]:

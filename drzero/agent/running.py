@@ -60,7 +60,7 @@ class Agents:
 
     sides: Sequence[tuple[DictConfig, StageModel]]
     services: ServiceGroup
-    index: str  # the fingerprint of what is searched
+    index: str  # its fingerprint
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[list[Asker]]:

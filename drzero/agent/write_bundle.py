@@ -9,7 +9,7 @@ README.md is a model card with the evaluations' own figures. A rerun replaces th
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 import msgspec
@@ -20,7 +20,7 @@ from drzero.agent.bundle.manifest import CARD, FORM, MANIFEST, BundleError, Mani
 from drzero.agent.bundle.opening import copied, described, identity_of
 from drzero.agent.card.card import write_card
 from drzero.agent.compose import compose_agent
-from drzero.agent.keys import answer_keys
+from drzero.agent.keys import INDEX_SETTINGS, answer_keys
 from drzero.checkpoints.weights import model_folder
 from drzero.ops.console import say, set_verbose
 from drzero.ops.files import publish, recover, staging_folder
@@ -139,10 +139,9 @@ def _manifest(config: DictConfig, places: dict[str, str], files: dict[str, str])
     )
 
 
-def _index_settings(config: DictConfig) -> Iterator[str]:
-    yield from ("index", "chroma.collection", "chroma.shards")
-    if not Path(config.retrieval.embedder).is_dir():  # elsewhere it is another folder
-        yield "retrieval.embedder"
+def _index_settings(config: DictConfig) -> list[str]:
+    is_folder = Path(config.retrieval.embedder).is_dir()  # elsewhere it is another folder
+    return [key for key in INDEX_SETTINGS if not (is_folder and key == "retrieval.embedder")]
 
 
 def shown_model(model: str) -> str:

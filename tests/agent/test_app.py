@@ -7,7 +7,9 @@ import httpx
 import pytest
 from agent_service import HOSTILE, agent_service, passages, script
 
+from drzero.agent.answer import Source
 from drzero.agent.server.chat import BODY_BYTES
+from drzero.agent.server.sources import Sources
 from drzero.ops import openai_http
 
 TOKEN = "planted-0123456789"
@@ -101,6 +103,17 @@ def test_a_link_from_an_answer_opens_without_the_token_and_no_other_does(closed_
     for other in (link[:-1], link.replace("hostile", "velmar"), link.partition("?")[0]):
         assert httpx.get(other).status_code == 401
     assert TOKEN not in link
+
+
+def test_a_signed_link_opens_whatever_its_id(closed_service):
+    link = Sources(None, TOKEN).address(f"{closed_service.url}/", Source("a/b ?", "", "", ""))
+    assert httpx.get(link).status_code == 200
+
+
+def test_passages_without_an_id_have_an_address_each():
+    sources = Sources(None, None)
+    links = {sources.address("/", Source("", "Velmar", text, "")) for text in ("It rains.", "It snows.")}
+    assert len(links) == 2 and "/sources/" not in links
 
 
 @pytest.mark.parametrize(("key", "status"), [("a%2Fb%20%3F", 200), ("unknown", 404), ("..%2Fhealth", 404)])

@@ -120,6 +120,7 @@ def test_a_pushed_bundle_is_private_and_one_that_was_pulled_answers_the_same(
         (lambda folder: change(folder, places={"chroma.path": "../x"}), "'../x', which is not inside"),
         (lambda folder: change(folder, settings={"prompts.form": "${oc.env:HF_TOKEN}"}), "no plain text"),
         (lambda folder: change(folder, settings={"solver.server_args": "x"}), "sets solver.server_args"),
+        (lambda folder: change(folder, settings={"retrieval.url": "http://a.b"}), "sets retrieval.url"),
         (shutil.rmtree, "there is no bundle at"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

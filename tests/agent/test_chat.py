@@ -7,7 +7,17 @@ import time
 import httpx
 import openai
 import pytest
-from agent_service import ANSWERS, SENTENCE, TITLE, UNSEARCHED, Later, agent_service, passages, script
+from agent_service import (
+    ANSWERS,
+    HOSTILE,
+    SENTENCE,
+    TITLE,
+    UNSEARCHED,
+    Later,
+    agent_service,
+    passages,
+    script,
+)
 
 from drzero.agent.server import events
 from drzero.agent.server.chat_text import answer_in
@@ -131,7 +141,9 @@ def test_an_answer_without_support_is_said_as_such(client, question, said):
 
 def test_what_documents_say_reaches_a_front_end_as_text(client):
     message = asking(client, "Who is hostile?").choices[0].message
-    added = message.content.partition("**Sources**")[2] + message.reasoning_content
+    answer, _, added = message.content.partition("**Sources**")
+    added += message.reasoning_content
+    assert "<" not in answer and answer_in(message.content) == f"It is {HOSTILE}"
     assert "<" not in added.replace("\\<", "") and "\x1b" not in added and "\u202e" not in added
     assert "\\<img src=x onerror=alert(1)\\>" in added
     assert message.annotations[-1].url_citation.title.startswith("Title <img")
@@ -212,6 +224,7 @@ def test_a_follow_up_question_comes_with_what_was_said(client, peers):
         ("Nobody\n\n*No passage it read contains this answer.*\n\n**What it read**\n\n1. [a](b)", "Nobody"),
         ("*The agent gave no answer.*", ""),
         ("<think>hm</think>\nIt has **Sources** in it\n\nand more", "It has **Sources** in it\n\nand more"),
+        ("&#33;[a](b) and &#60;b>", "![a](b) and <b>"),
         ("<details" * 100_000, ("<details" * 100_000)[:16_000]),
     ],
 )
@@ -266,6 +279,8 @@ def test_fields_that_clients_send_along_do_no_harm(client, options):
         ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages"),
         ({"messages": [{"role": "user", "content": "hi"}] * 2001}, "messages"),
+        ({"messages": [{"role": "user", "content": "w " * 140_000}]}, "messages"),
+        ({"messages": [{"role": "user", "content": OPEN_WEBUI * 1500}] * 2}, "messages"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -355,8 +370,18 @@ def test_a_stream_that_fails_ends_as_a_stream(peers, start_peer, status):
         assert next(chunks).choices[0].delta.role == "assistant"
         with pytest.raises(openai.APIError, match=r"failed|answered HTTP"):
             list(chunks)
-        body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
-        text = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=30).text
+        check_failed_stream(service)
+
+
+def test_a_stream_that_fails_after_a_sign_of_life_ends_as_a_stream(slow, monkeypatch):
+    monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.2)
+    with agent_service(*slow, deadline_s=0.5) as service:
+        check_failed_stream(service)
+
+
+def check_failed_stream(service):
+    body = {"messages": [{"role": "user", "content": QUESTION}], "stream": True}
+    text = httpx.post(f"{service.url}/v1/chat/completions", json=body, timeout=30).text
     *_, error, last, done, end = text.split("\n\n")
     assert json.loads(error[6:])["error"]["type"] == "server_error"
     assert json.loads(last[6:])["choices"][0]["finish_reason"] == "stop"

@@ -117,6 +117,12 @@ def test_another_model_takes_only_the_index(record, compose, typed, model):
     assert config.prompts.form == ("full" if "api=chat" in typed else "short")
 
 
+def test_the_model_of_a_chat_endpoint_is_named_as_in_evaluate(record, compose):
+    record("evaluate_iter0", solvers=[1])
+    config = compose("endpoint=http://127.0.0.1:1/v1", "api=chat", "model=a-model")
+    assert (config.endpoint_model, config.prompts.form) == ("a-model", "full")
+
+
 @pytest.mark.parametrize(
     ("typed", "place"),
     [

@@ -4,6 +4,7 @@ import json
 import re
 import time
 from base64 import b64encode
+from dataclasses import replace
 from hashlib import sha256
 
 import httpx
@@ -66,6 +67,13 @@ def test_the_second_side_is_asked_if_wanted_and_needs_no_second_place(service):
     told = asked(service, compare=True)
     assert [event["side"] for event in told] == [0, 0, 0, 1, 1, 1]
     assert [event["model"] for event in told if "answer" in event] == ["side-0", "side-1"]
+
+
+def test_a_fault_of_the_second_side_is_told_as_its_own(service):
+    service.desk.askers[1] = replace(service.desk.askers[1], solver=None)
+    *_, answered, last = asked(service, compare=True)
+    assert answered["side"] == 0 and "answer" in answered
+    assert last["side"] == 1 and "log has the reason" in last["error"]
 
 
 def test_one_side_alone_compares_nothing_and_its_page_offers_nothing(peers, service):

@@ -93,7 +93,7 @@ def agent_service(
         searches = SearchClient(search_url, topk=2, deadline_s=30)
         stack.push_async_callback(searches.aclose)
         askers = [await _asker(stack, model_url, searches, f"side-{n}", deadline_s) for n in range(sides)]
-        desk = Desk(askers, askers[0].name, "f00d" * 16, places)
+        desk = Desk(askers, "f00d" * 16, places)
         app = create_app(desk, searches, token=token, states=lambda: states, lists_sources=lists_sources)
         return desk, uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
 

@@ -16,15 +16,12 @@ from omegaconf import DictConfig
 
 from drzero.agent.bundle.hub import pulled
 from drzero.agent.bundle.manifest import BundleError, Manifest, check_files, read_manifest
-from drzero.agent.keys import INDEX_KEYS, answer_keys
+from drzero.agent.keys import INDEX_PATHS, INDEX_SETTINGS, PLACES, answer_keys
 from drzero.ops.console import say
 from drzero.ops.files import publish, staging_folder
 from drzero.ops.hub import HUB_ID
 from drzero.recipe.indices import index_of
 from search.index_info import ServedIndex, ask_index
-
-PLACES = ("chroma.", "faiss.", "index", "retrieval.url")
-"""Beginnings of keys that say where the index lies."""
 
 
 @cache
@@ -44,9 +41,12 @@ def opened(name: str) -> tuple[Path, Manifest]:
 def bundle_values(name: str, typed: Mapping[str, str], *, corpus: Path, trained: bool) -> dict[str, Any]:
     """The config values of a bundle, by key. Unless `trained`, another model answers from its index."""
     folder, manifest = opened(name)
-    known = {*answer_keys(), *INDEX_KEYS}
-    if strange := sorted((manifest.settings | manifest.places).keys() - known):
-        raise BundleError(f"{name} sets {', '.join(strange)}, which this version does not know: update")
+    # A stranger's bundle must not name a service that would get the questions and the token.
+    strange = manifest.settings.keys() - {*answer_keys(), *INDEX_SETTINGS}
+    strange |= manifest.places.keys() - {*INDEX_PATHS, "retrieval.embedder"}
+    if strange:
+        named = ", ".join(sorted(strange))
+        raise BundleError(f"{name} sets {named}, which this version does not know: update")
     of_answers = manifest.settings.keys() & set(answer_keys())
     values = {key: value for key, value in manifest.settings.items() if trained or key not in of_answers}
     values |= _index_values(name, folder, manifest, typed, corpus)

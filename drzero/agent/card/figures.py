@@ -19,7 +19,7 @@ class Scores:
     """One evaluation: a row for each benchmark and average."""
 
     model: str
-    index: str  # the fingerprint of what it searched
+    index: str  # its index's fingerprint
     rows: Mapping[str, Mapping[str, Any]]  # as in report.json
 
 

@@ -116,7 +116,7 @@ class Guard:
             raise _too_long()
 
     def _is_let_in(self, request: Request, sent: bytes) -> bool:
-        path = request.url.path
+        path = request.scope["path"]  # as its route reads it; the URL's is quoted
         if hmac.compare_digest(sent, self._credentials or b"") or path in _OPEN:
             return True
         folder, _, key = path[1:].partition("/")

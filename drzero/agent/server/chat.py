@@ -4,7 +4,6 @@ Each side of the desk is a model. Searches appear as `reasoning_content` while t
 `annotations`. A front end's own tasks (titles, tags) are answered by the model without a search.
 """
 
-import logging
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -18,11 +17,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from drzero.agent.answer import Answer, Source
-from drzero.agent.server.chat_request import ChatRequest
+from drzero.agent.server.chat_request import ChatRequest, too_long
 from drzero.agent.server.chat_text import composed, thought
 from drzero.agent.server.desk import Desk
 from drzero.agent.server.events import EventStream, Tell
-from drzero.agent.server.faults import NOT_AGAIN, refused
+from drzero.agent.server.faults import NOT_AGAIN, logged
 from drzero.agent.server.sources import Sources
 from drzero.ops.console import say
 from drzero.ops.disconnect import unless_gone
@@ -32,9 +31,9 @@ from verl_ext.method.prompts import Message
 
 BODY_BYTES = 4 << 20
 
-Think = Callable[[str], None]
+_DONE = "data: [DONE]\n\n"
 
-log = logging.getLogger(__name__)
+Think = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,8 @@ class Chat:
             self._tell_of_system_prompt(body)
             reply = partial(self._answered, *body.question(), side, str(request.base_url))
         if body.stream:
-            return EventStream(_Stream(head, reply, body.stream_options.include_usage).run)
+            stream = _Stream(head, reply, body.stream_options.include_usage)
+            return EventStream(stream.run, stream.failed)
         whole = await unless_gone(request.receive, _whole(head, reply))
         return Response(status_code=GONE) if whole is None else JSONResponse(whole)
 
@@ -101,7 +101,7 @@ class Chat:
     async def _said(self, messages: Sequence[Message], most: int | None, side: int, think: Think) -> _Reply:
         reply = await self.desk.say(messages, most, side=side)
         if reply is None:
-            raise _too_long()
+            raise too_long()
         text = after_thinking(reply.text).strip()
         reason: Literal["stop", "length"] = "length" if reply.truncated else "stop"
         return _Reply(text, reply.tokens_in, reply.tokens_out, finish_reason=reason)
@@ -113,7 +113,7 @@ class Chat:
             why = f"the question failed: {attempt.failure}"
             raise RequestRefused(why, status=504 if is_late else 503, headers=NOT_AGAIN)
         if not attempt.trajectory.turns:
-            raise _too_long()
+            raise too_long()
 
     def _tell_of_system_prompt(self, body: ChatRequest) -> None:
         if body.has_system_prompt and not self._has_told:
@@ -165,41 +165,29 @@ class _Stream:
     _has_begun: bool = False
 
     async def run(self, tell: Tell) -> None:
-        """Tell the chunks. Until the first one, errors are the request's own."""
-        self._tell = tell
-        reply, reason = None, "stop"
-        try:
-            reply = await self.replying(lambda text: self._say(reasoning_content=text))
-        except Exception as error:  # whatever failed, a stream that has begun must end in the client's form
-            if not self._has_begun:
-                raise
-            self._tell_failure(error)
-        else:
-            reason = reply.finish_reason
-            self._say(content=reply.text)
-            if reply.annotations:
-                self._say(annotations=reply.annotations)
-        self._chunk([{"index": 0, "delta": {}, "finish_reason": reason, "logprobs": None}])
-        if self.wants_usage and reply is not None:
-            self._chunk([], usage=reply.usage)
-        tell("data: [DONE]\n\n")
+        """Tell the chunks."""
 
-    def _say(self, **delta: Any) -> None:
-        first = {} if self._has_begun else {"role": "assistant", "content": ""}
-        for part in filter(None, (first, delta)):
-            self._has_begun = True
-            self._chunk([{"index": 0, "delta": part, "finish_reason": None, "logprobs": None}])
+        def say(**delta: Any) -> None:
+            first = {} if self._has_begun else {"role": "assistant", "content": ""}
+            for part in filter(None, (first, delta)):
+                self._has_begun = True
+                tell(self._part(part))
 
-    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> None:
-        self._tell(sse(self.head | {"object": "chat.completion.chunk", "choices": choices} | more))
+        reply: _Reply = await self.replying(lambda text: say(reasoning_content=text))
+        say(content=reply.text)
+        if reply.annotations:
+            say(annotations=reply.annotations)
+        tell(self._part({}, reply.finish_reason))
+        if self.wants_usage:
+            tell(self._chunk([], usage=reply.usage))
+        tell(_DONE)
 
-    def _tell_failure(self, error: Exception) -> None:
-        refusal = refused(error)
-        if refusal.status == 500:
-            log.exception("a question failed")
-        self._tell(sse(refusal.body()))
+    def failed(self, error: Exception) -> str:
+        """The end of a stream that fails."""
+        return sse(logged(error, "a question").body()) + self._part({}, "stop") + _DONE
 
+    def _part(self, delta: dict[str, Any], finish_reason: str | None = None) -> str:
+        return self._chunk([{"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}])
 
-def _too_long() -> RequestRefused:
-    why = "messages: they leave no room for an answer in the model's context: shorten them"
-    return RequestRefused(why, "messages", "context_length_exceeded")
+    def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        return sse(self.head | {"object": "chat.completion.chunk", "choices": choices} | more)

@@ -5,6 +5,7 @@ change the form of the answer is refused by name.
 """
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ from drzero.ops.openai_http import RequestRefused, only, without_null
 from verl_ext.method.prompts import Message
 
 MOST_MESSAGES = 2000
+_MOST_CHARACTERS = 256 << 10  # to turn into tokens, for which everybody waits
 _READ_CHARACTERS = 4000  # of instructions, for signs of a task
 _EXCHANGE = ("user", "assistant")
 _TASK = re.compile(
@@ -31,6 +33,12 @@ _TASK = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """Requests that a front end makes for itself. A search for one would cost more than the question."""
+
+
+def too_long() -> RequestRefused:
+    """The refusal of messages that no context takes."""
+    why = "messages: they leave no room for an answer in the model's context: shorten them"
+    return RequestRefused(why, "messages", "context_length_exceeded")
 
 
 class _Said(BaseModel):
@@ -90,13 +98,13 @@ class ChatRequest(BaseModel):
 
     def plain(self) -> list[Message]:
         """The messages for a model without tools."""
-        self._check_last()
+        self._check(self.messages)
         roles = {"developer": "system", "tool": "user", "function": "user"}
         return [{"role": roles.get(said.role, said.role), "content": said.text} for said in self.messages]
 
     def question(self) -> tuple[str, list[Exchange]]:
         """The last message, and the answered questions before it. Raises RequestRefused."""
-        self._check_last()
+        self._check(self.messages[-1:])
         talk = [said for said in self.messages[:-1] if said.role in ("user", "assistant")]
         pairs = [(one, other) for one, other in pairwise(talk) if (one.role, other.role) == _EXCHANGE]
         earlier = [(asked.text, answer_in(said.text)) for asked, said in pairs[-EXCHANGES:]]
@@ -106,7 +114,9 @@ class ChatRequest(BaseModel):
     def _last(self) -> _Said:
         return self.messages[-1]
 
-    def _check_last(self) -> None:
+    def _check(self, read: Sequence[_Said]) -> None:
+        if sum(len(said.text) for said in read) > _MOST_CHARACTERS:
+            raise too_long()
         if self._last.role != "user":
             why = f"the last message is the {self._last.role}'s, not the user's question"
             raise RequestRefused(f"messages: {why}", "messages")

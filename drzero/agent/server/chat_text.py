@@ -3,9 +3,10 @@
     text, annotations = composed(answer, address, lists_sources=True)
     answer_in(text)                                         # the bare answer, as a client sends it back
 
-Front ends show the text as Markdown, so what comes from documents is escaped.
+Front ends show the text as Markdown: text of documents is escaped, and images and HTML in the answer too.
 """
 
+import html
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ _LISTED = 5
 _SHOWN_CHARACTERS = 400
 _READ_CHARACTERS = 16_000
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|!~&$])")
+# A front end would load an image at once, and a document can make the model write its address.
+_LOADED = re.compile(r"!(?=\[)|<")
 _HEADINGS = {"supported": "Sources", "unsupported": "What it read", "none": "What it read"}
 _ADDED = re.compile(
     r"(?:\A|\n\n)(?:\*No passage|\*The agent gave no answer|\*\*(?:Sources|What it read)\*\*\n)"
@@ -28,9 +31,12 @@ def composed(
     answer: Answer, address: Callable[[Source], str], *, lists_sources: bool
 ) -> tuple[str, list[dict[str, Any]]]:
     """The text, and an annotation for each source that holds the answer."""
-    text = "\n\n".join(filter(None, [answer.text, answer.note and f"*{answer.note}*"]))
+    said = answer.text or ""
+    if lists_sources:
+        said = _LOADED.sub(lambda found: f"&#{ord(found[0])};", said)
+    text = "\n\n".join(filter(None, [said, answer.note and f"*{answer.note}*"]))
     evidence = [source for source in answer.sources if source.evidence]
-    spans = [(0, len(answer.text or ""))] * len(evidence)
+    spans = [(0, len(said))] * len(evidence)
     if lists_sources and answer.sources:
         text += f"\n\n**{_HEADINGS[answer.state]}**\n"
         spans = []
@@ -46,7 +52,7 @@ def answer_in(text: str) -> str:
     """The answer in an assistant's message, without what `composed` and front ends add."""
     text = _OF_FRONT_ENDS.sub("", text[:_READ_CHARACTERS])
     added = _ADDED.search(text)
-    return text[: added.start() if added else None].strip()
+    return html.unescape(text[: added.start() if added else None]).strip()
 
 
 def thought(queries: Sequence[str], found: Sequence[Source] | None) -> str:

@@ -46,7 +46,7 @@ async def opened_desk(agents: Agents) -> AsyncIterator[tuple["Desk", SearchClien
     search = SearchClient(retrieval_url(config.retrieval))
     async with agents.opened() as askers:
         try:
-            yield Desk(askers, askers[0].name, agents.index, places=config.solver.concurrency), search
+            yield Desk(askers, agents.index, places=config.solver.concurrency), search
         finally:
             await search.aclose()
 
@@ -56,8 +56,7 @@ class Desk:
     """The agent in a running event loop, for any number of clients."""
 
     askers: Sequence[Asker]  # the agent, and the one to compare with if there is one
-    name: str  # the agent's, in requests
-    index: str  # the fingerprint of what is searched
+    index: str  # its fingerprint
     places: int  # questions at once
     figures: Figures = field(default_factory=Figures)
     _running: int = 0
@@ -65,7 +64,7 @@ class Desk:
     @property
     def names(self) -> list[str]:
         """The sides' names in requests."""
-        return [self.name, *(asker.name for asker in self.askers[1:])]
+        return [asker.name for asker in self.askers]
 
     async def ask(
         self,

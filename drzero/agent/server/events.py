@@ -1,7 +1,7 @@
-"""Server-sent events of work in progress: `EventStream(work)` sends what `work` tells.
+"""Server-sent events of work in progress, as `work` tells them: `EventStream(work, failed)`.
 
-Until the first event an error of the work is the request's own, with its status. If the client leaves, the
-work is cancelled.
+Until the first event an error of the work is the request's own, with its status. After it, `failed` gives
+the stream's last events. If the client leaves, the work is cancelled.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, work: Callable[[Tell], Awaitable[None]]) -> None:
+    def __init__(self, work: Callable[[Tell], Awaitable[None]], failed: Callable[[Exception], str]) -> None:
         # nginx would hold events back.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._work = work
+        self._work, self._failed = work, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until the work or the client ends."""
@@ -43,8 +43,14 @@ class EventStream(Response):
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     has_begun = True
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
-            await working
-            await send({"type": "http.response.body", "body": b""})
+            try:
+                await working
+                last = ""
+            except Exception as error:  # Whatever failed, its client must hear of it.
+                if not has_begun:
+                    raise
+                last = self._failed(error)
+            await send({"type": "http.response.body", "body": last.encode()})
         finally:
             working.cancel()
 

@@ -1,5 +1,7 @@
 """An error as the answer to the request that it ended."""
 
+import logging
+
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -21,7 +23,16 @@ _SERVICE = (
     ServerUnavailable,
     ConversationRefused,
 )
+_log = logging.getLogger(__name__)
 EXPECTED = (RequestRefused, ValidationError, Busy, ClientDisconnect, HTTPException, TimeoutError, *_SERVICE)
+
+
+def logged(error: Exception, what: str) -> RequestRefused:
+    """`refused`, for an error that is not raised on: the log gets an unexpected one."""
+    refusal = refused(error)
+    if refusal.status == 500:
+        _log.error("%s failed", what, exc_info=error)
+    return refusal
 
 
 def refused(error: Exception) -> RequestRefused:

@@ -7,7 +7,6 @@ server = agent_server(served)               # for any transport; `served` awaits
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -33,7 +32,7 @@ from starlette.routing import Route
 from drzero.agent.answer import Source, State, sources_of
 from drzero.agent.server.desk import Desk
 from drzero.agent.server.events import KEEP_ALIVE_S, Tell
-from drzero.agent.server.faults import refused
+from drzero.agent.server.faults import logged
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.notices import plain
 from search.client import SearchClient
@@ -41,11 +40,10 @@ from verl_ext.method.tool_calls import MAX_QUERY_CHARS
 
 PATIENCE_S = 55  # Clients give up on a call after 60 s
 _MARGIN_S = 5  # For a question to end by its own deadline
-_IDLE_S = 8 * 3600  # An editor keeps its session over lunch
+_IDLE_S = 2 * 3600  # An editor keeps its session over lunch, and few clients end theirs
 _MOST_PASSAGES = 20
 _SHOWN_SOURCES = 10
 _TOO_LATE = "no answer in time. If the agent has just been started, ask again in a minute"
-_log = logging.getLogger(__name__)
 
 Served = tuple[Desk, SearchClient]
 Await = Callable[[Tell], Awaitable[Served]]
@@ -191,10 +189,7 @@ async def _result(served: Await, params: CallToolRequestParams, tell: Tell) -> C
     except TimeoutError:
         return _failed(_TOO_LATE)
     except Exception as error:  # A call's failure must not end the others' session.
-        refusal = refused(error)
-        if refusal.status == 500:
-            _log.exception("a call of %s failed", params.name)
-        return _failed(str(refusal))
+        return _failed(str(logged(error, f"a call of {params.name}")))
 
 
 async def _search(asked: _Search, desk: Desk, search: SearchClient, tell: Tell) -> CallToolResult:
@@ -219,13 +214,13 @@ async def _ask(asked: _Ask, desk: Desk, _: SearchClient, tell: Tell) -> CallTool
         note=answer.note,
         sources=[_Evidence(**vars(source)) for source in answer.sources[:_SHOWN_SOURCES]],
         searches=answer.searches,
-        model=desk.name,
+        model=asker.name,
         iteration=asker.iteration,
         index=desk.index,
     )
     iteration = "" if asker.iteration is None else f", iteration {asker.iteration}"
     sources = "\n".join(_evidence(number, one) for number, one in enumerate(answered.sources, 1))
-    identity = f"(model {desk.name}{iteration}; index {desk.index})"
+    identity = f"(model {asker.name}{iteration}; index {desk.index})"
     return _done([answer.text, answer.note, sources and f"Sources:\n{sources}", identity], answered)
 
 

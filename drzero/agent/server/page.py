@@ -26,6 +26,7 @@ from drzero.agent.answer import Answer, Source
 from drzero.agent.earlier import EXCHANGES
 from drzero.agent.server.desk import Desk
 from drzero.agent.server.events import EventStream, Tell
+from drzero.agent.server.faults import logged
 from drzero.ops.openai_http import read_body, sse
 from search.client import SearchRequestError
 from verl_ext.clients.served_model import SolverServerError
@@ -55,29 +56,33 @@ def page_routes(desk: Desk) -> list[Route]:
     async def ask(request: Request) -> Response:
         asked = _Asked.model_validate_json(await read_body(request, _BODY_BYTES))
 
+        side = 0
+
         async def work(tell: Tell) -> None:
+            nonlocal side
             for side in range(len(desk.askers) if asked.compare else 1):
                 await _answer(desk, asked, side, tell)
 
-        return EventStream(work)
+        return EventStream(work, lambda error: _event(desk, side, error=str(logged(error, "a question"))))
 
     return [Route("/", show), Route("/ask", ask, methods=["POST"])]
 
 
 async def _answer(desk: Desk, asked: _Asked, side: int, tell: Tell) -> None:
-    def event(**data: Any) -> None:
-        tell(sse({"side": side, "model": desk.names[side], **data}))
-
     def progress(queries: Sequence[str], found: Sequence[Source] | None) -> None:
         passages = {} if found is None else {"found": [vars(source) for source in found]}
-        event(searching=list(queries), **passages)
+        tell(_event(desk, side, searching=list(queries), **passages))
 
     try:
         answer = await desk.ask(asked.question, asked.earlier, progress, side=side)
     except (SolverServerError, SearchRequestError) as error:
-        event(error=str(error))
+        tell(_event(desk, side, error=str(error)))
     else:
-        event(answer=answer.to_dict(), note=_note(answer), index=desk.index)
+        tell(_event(desk, side, answer=answer.to_dict(), note=_note(answer), index=desk.index))
+
+
+def _event(desk: Desk, side: int, **data: Any) -> str:
+    return sse({"side": side, "model": desk.names[side], **data})
 
 
 def _note(answer: Answer) -> str:

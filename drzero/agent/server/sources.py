@@ -47,10 +47,11 @@ class Sources:
     def address(self, base: str, source: Source) -> str:
         """The passage's address below the server's own."""
         text = passage_text(source.title, source.text)
+        key = source.id or hashlib.sha256(text.encode()).hexdigest()
         if len(text) <= _SEEN_CHARACTERS:
-            self._seen[source.id] = text
-        signed = f"?key={self._signature(source.id)}" if self._token else ""
-        return f"{base}sources/{quote(source.id, safe='')}{signed}"
+            self._seen[key] = text
+        signed = f"?key={self._signature(key)}" if self._token else ""
+        return f"{base}sources/{quote(key, safe='')}{signed}"
 
     def opens(self, key: str, signature: str) -> bool:
         """Whether an address with this signature is one of ours."""
