@@ -161,7 +161,7 @@ class PrepareData:
     source: str | None = key(
         None,
         "Corpus to index first: a file, folder or glob, a hub data set (OWNER/NAME), or a Chroma "
-        "(docs/retrieval.md). null uses the existing index. A rerun embeds only new or changed documents.",
+        "(docs/retrieval.md). null uses the existing index.",
     )
     fields: SourceFields = group(SourceFields)
     on_bad: str = key("stop", "Unusable records: stop lists all, skip drops them.", choices=("stop", "skip"))

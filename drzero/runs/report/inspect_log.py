@@ -4,7 +4,7 @@
     inspect view --log-dir outputs/checkpoints/demo/inspect     in an environment with inspect-ai
 
 A sample is a trajectory with its messages, its reward and the parts as scores, and the solver's attempts as
-metadata. One that does not count has an error instead of scores. docs/dumps.md maps every field.
+metadata. One that does not count has an error instead of scores.
 """
 
 import json
