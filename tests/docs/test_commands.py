@@ -30,6 +30,7 @@ from environments import registry
 
 MODAL, DRZERO = lines("modal"), lines("drzero")
 BY_CLIENT = ("upload", "download", "logs", "stacks")
+ASKING = ("ask", "serve-agent")  # Their questions and options are no overrides.
 COMPOSED = (*(stage.replace("_", "-") for stage in STAGES), "evolve")
 REFUSED = "+actor_rollout_ref.actor.micro_batch_size_per_gpu=2"
 """The README shows how this one is refused."""
@@ -45,6 +46,8 @@ def request_of(line: Line) -> Request:
 def overrides_of(line: Line) -> list[str]:
     """The words of a line of `drzero` as its command gives them on: options of its own are overrides then."""
     words, own = list(line.words[2:]), getattr(COMMANDS.get(line.words[1]), "overrides", None)
+    if line.words[1] in ASKING:
+        return [word for word in words if "=" in word]
     return list(resolve_name(own)(words)) if own else words
 
 
