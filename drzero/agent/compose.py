@@ -27,12 +27,8 @@ _NAMING = ("iteration", *_OTHER_MODELS, "endpoint_model", "endpoint_key", "api",
 """They name the model that answers."""
 
 
-class NoAgent(UserError):
-    """There is no trained solver to ask. The message says how to get one."""
-
-
 def compose_agent(stage: str, overrides: Sequence[str]) -> DictConfig:
-    """Compose `ask` or `serve_agent`. Raises NoAgent or OverrideError."""
+    """Compose `ask` or `serve_agent`. Raises UserError."""
     overrides = evaluate_overrides(overrides)
     return compose_stage(stage, [*_from_run(overrides), *overrides])
 
@@ -92,7 +88,7 @@ def _last_iteration(folder: Path) -> int:
     found = [re.fullmatch(r"solver_iter(\d{1,9})_hf", path.name) for path in folder.glob("solver_iter*_hf")]
     iterations = [int(match[1]) for match in found if match]
     if not iterations:
-        raise NoAgent(
+        raise UserError(
             f"there is no trained solver in {folder}: train one with `drzero evolve`, name another folder "
             "with paths.checkpoints=, or ask another model with model= or endpoint="
         )

@@ -26,7 +26,7 @@ from drzero.launch.volumes import MOUNTS, NAMING, app_name, volume_names
 PORT = 8000  # The service's port in its container. Modal serves it over TLS at another address.
 START_S = 1800
 """Seconds until it must answer: Chroma first reads its index into memory, and a model may be downloaded."""
-REQUESTS = 1000  # Requests at once in a container. The service itself refuses what is too much for it.
+REQUESTS = 1000  # Requests at once in a container. The service itself refuses more than it can take.
 _USED = ("compute", "overrides", "image")
 _OF_RUNS = ("max_usd", "timeout", "retries")
 

@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from drzero.agent.compose import NoAgent, beside, compose_agent
+from drzero.agent.compose import beside, compose_agent
 from drzero.ops.errors import UserError
 from drzero.recipe.compose import compose_stage, resolve, write_resolved
 from drzero.recipe.errors import CheckError
@@ -156,7 +156,7 @@ def test_a_recorded_service_is_searched_again(record, compose):
 
 
 def test_without_a_loop_the_message_says_what_to_do(compose, tmp_path):
-    with pytest.raises(NoAgent, match=r"train one .*paths\.checkpoints=.*endpoint=") as raised:
+    with pytest.raises(UserError, match=r"train one .*paths\.checkpoints=.*endpoint=") as raised:
         compose()
     assert f"no trained solver in {tmp_path}: " in str(raised.value)
     assert compose("model=demo-policy").iteration == 0

@@ -29,7 +29,7 @@ class Manifest(msgspec.Struct, frozen=True):
     iteration: int | None  # of the loop that trained it; None for a model named by model=
     base_model: str  # a hub id, or a folder's name
     settings: dict[str, str | int | float | None]  # by config key
-    places: dict[str, str]  # Config keys of what lies inside, by its path below the folder
+    places: dict[str, str]  # paths inside, by config key
     index: ServedIndex
     versions: dict[str, str]
     files: dict[str, str]  # sha256 (hex) by path. Not the card's: its owner may edit it.

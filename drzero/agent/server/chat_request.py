@@ -16,12 +16,12 @@ from drzero.agent.server.chat_text import answer_in
 from drzero.ops.openai_http import RequestRefused, only, without_null
 from verl_ext.method.prompts import Message
 
-MOST_MESSAGES = 2000
+_MOST_MESSAGES = 2000
 _MOST_CHARACTERS = 256 << 10  # to turn into tokens, for which everybody waits
 _READ_CHARACTERS = 4000  # of instructions, for signs of a task
 _EXCHANGE = ("user", "assistant")
 _TASK = re.compile(
-    # Open WebUI: titles, tags, follow-ups, queries, completions; also a question with passages of its own.
+    # Open WebUI: titles, tags, follow-ups, queries, completions; also a question that brings its passages.
     r"^[ \t]*###\s*Task:"
     r"|\A\s*Your task is to reflect the speaker's likely facial expression"
     r"|\A\s*You have been provided with a set of responses from various models"
@@ -72,7 +72,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(extra="ignore")
     _present = model_validator(mode="before")(without_null)
     model: str | None = None
-    messages: list[_Said] = Field(min_length=1, max_length=MOST_MESSAGES)
+    messages: list[_Said] = Field(min_length=1, max_length=_MOST_MESSAGES)
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
     max_tokens: int | None = Field(None, ge=1)
