@@ -18,6 +18,7 @@ from agent_service import (
     passages,
     script,
 )
+from scripted_search import serving
 
 from drzero.agent.server import events
 from drzero.agent.server.chat_text import answer_in
@@ -346,8 +347,9 @@ def test_a_client_that_leaves_frees_its_place(slow, stream, question):
             assert asking(client, QUESTION).choices[0].message.content.startswith(ANSWERS[QUESTION])
 
 
-def test_a_client_that_leaves_amid_a_stream_frees_its_place(slow):
-    with agent_service(*slow, places=1) as service:
+def test_a_client_that_leaves_amid_a_stream_frees_its_place(peers):
+    # The search never answers.
+    with serving((0, "")) as search, agent_service(peers[0].url, search.url, places=1) as service:
         with client_of(service) as client, asking(client, QUESTION, stream=True) as chunks:
             next(iter(chunks))
         wait_until(lambda: service.desk.figures.left._value.get() == 1)
