@@ -105,9 +105,10 @@ def middle(of: Range) -> float:
 
 def context(stage: str, gpus: int, overrides: Sequence[str] = ()) -> CheckContext:
     """A stage of the paper's size under preflight, on so many H100s."""
-    config = resolve(compose_stage(stage, ["hardware=8xh100", "compute=8xh100", *overrides]))
-    declared = declared_machine(config, starting=False)
     nodes, of_one = max(1, gpus // MACHINE_GPUS), min(gpus, MACHINE_GPUS)
+    pool = f"trainer.n_gpus_per_node={of_one}"
+    config = resolve(compose_stage(stage, ["hardware=8xh100", "compute=8xh100", pool, *overrides]))
+    declared = declared_machine(config, starting=False)
     price = declared.usd_per_hour * gpus / MACHINE_GPUS
     machine = replace(declared, gpus=of_one, nodes=nodes, usd_per_hour=price)
     return CheckContext(config, stage, machine, starting=False, ahead=False, readings=Readings())
