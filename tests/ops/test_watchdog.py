@@ -383,6 +383,7 @@ def test_gpus_are_read_through_nvml_and_a_lost_one_is_left_out(monkeypatch):
         nvmlDeviceGetCount=lambda: 2,
         nvmlDeviceGetHandleByIndex=handle,
         nvmlDeviceGetName=lambda gpu: "NVIDIA H200",
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: (9, 0),
         nvmlDeviceGetMemoryInfo=lambda gpu: SimpleNamespace(used=3 << 30, total=80 << 30),
         nvmlDeviceGetUtilizationRates=lambda gpu: SimpleNamespace(gpu=97),
         nvmlDeviceGetComputeRunningProcesses=lambda gpu: [SimpleNamespace(pid=5, usedGpuMemory=1 << 30)],
@@ -390,7 +391,7 @@ def test_gpus_are_read_through_nvml_and_a_lost_one_is_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     [gpu] = Gpus().read()
     assert (gpu.used_mb, gpu.total_mb, gpu.busy_percent, gpu.memory_mb_of) == (3072, 81920, 97, {5: 1024})
-    assert gpu.name == "NVIDIA H200"
+    assert (gpu.name, gpu.capability) == ("NVIDIA H200", (9, 0))
 
 
 # Out of memory ----------------------------------------------------------------------------------------------
