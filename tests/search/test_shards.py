@@ -34,7 +34,7 @@ QUERIES = unit_vectors(1, 50)
 
 
 def hit(number: int, score: float) -> ScoredPassage:
-    return {"document": make_passage(f"title {number}", f"text {number}"), "score": score}
+    return {"document": make_passage(str(number), f"title {number}", f"text {number}"), "score": score}
 
 
 def exact(vectors: np.ndarray, numbers: Sequence[int], query: np.ndarray, topk: int) -> list[ScoredPassage]:
