@@ -5,7 +5,7 @@ answer.state            # supported, unsupported, none or failed
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from search.indexing.boundaries import SENTENCE_END
@@ -98,7 +98,7 @@ def _with_evidence(source: Source, answer: str | None) -> Source:
         return source
     places = [*_sentences(source.text), source.title, source.text]
     evidence = next((place for place in places if contains_answer(place, answer)), None)
-    return Source(source.id, source.title, source.text, source.query, evidence)
+    return replace(source, evidence=evidence)
 
 
 def _sentences(text: str) -> Iterator[str]:

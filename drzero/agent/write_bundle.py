@@ -108,7 +108,7 @@ def _chroma(config: DictConfig) -> tuple[Copies, dict[str, str]]:
         if others:
             raise BundleError(
                 f"with_index: {place} also holds {', '.join(others)}, which the bundle would carry along: "
-                "index this corpus into a folder of its own (chroma.path=), or leave with_index out"
+                "index this corpus into a separate folder (chroma.path=), or leave with_index out"
             )
     return _below(index.folder, "index"), {"chroma.path": "index"}
 

@@ -36,7 +36,7 @@ def progress(what: str, unit: str, total: int | None = None, done: Any = None) -
     if sys.stderr.isatty():
         form["bar_format"] = "{desc}: " + ("" if total is None else "{percentage:3.0f}%|{bar}| ") + shown
     else:
-        # With miniters set, tqdm adds no lines of its own between.
+        # Without miniters, tqdm would print further lines in between.
         form = {"mininterval": LINE_S, "delay": LINE_S, "miniters": 1, "file": _Lines()}
         form["bar_format"] = "{desc}: " + shown
     return tqdm(done, desc=what, total=total, **form, **_always)

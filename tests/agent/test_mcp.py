@@ -12,6 +12,7 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from starlette.responses import Response
 
+from drzero.agent.server import events
 from drzero.agent.server import mcp as ours
 from drzero.ops.notices import plain
 
@@ -124,7 +125,7 @@ def test_what_an_answer_is_worth_is_said(serve, question, state, words):
 
 
 def test_searches_are_told_before_the_result_and_silence_is_broken(serve, mode, monkeypatch):
-    monkeypatch.setattr(ours, "KEEP_ALIVE_S", 0.3)
+    monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.3)
     told = []
 
     async def ask(client):

@@ -36,7 +36,7 @@ def towns(towns_folder):
 
 @pytest.fixture
 def start(towns, tmp_path):
-    """Start the command in a folder of its own."""
+    """Start the command in a separate folder."""
     started = []
 
     def run(url, *words, **environ):

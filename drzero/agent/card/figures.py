@@ -10,6 +10,7 @@ from typing import Any
 
 from drzero.checkpoints.reading import read_json
 from drzero.recipe.compose import RESOLVED
+from drzero.runs.run_folder import RunFolder
 from drzero.stages.evaluate import ANSWERS
 from drzero.stages.result import REPORT, RESULT
 
@@ -62,11 +63,5 @@ def questions_made(checkpoints: Path, iteration: int | None) -> Iterator[tuple[i
 
 def trained_with(checkpoints: Path, iteration: int | None) -> str | None:
     """The versions that the solver's training recorded."""
-    path = checkpoints / f"solver_iter{iteration}" / f"{RESOLVED}.yaml"
-    if not path.is_file():
-        return None
-    with path.open(encoding="utf-8") as file:
-        heads = [
-            line.removeprefix("# versions: ").strip() for line in file if line.startswith("# versions: ")
-        ]
-    return heads[0] if heads else None
+    run = checkpoints / f"solver_iter{iteration}"
+    return RunFolder(run).versions if (run / f"{RESOLVED}.yaml").is_file() else None

@@ -5,7 +5,9 @@ the stream's last events. If the client leaves, the work is cancelled.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -15,6 +17,32 @@ from drzero.ops.disconnect import unless_gone
 KEEP_ALIVE_S = 15.0  # Proxies cut a silent connection after 30 s or more
 
 Tell = Callable[[str], None]
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def at_work(
+    work: Callable[[Tell], Awaitable[T]], silence: str
+) -> AsyncIterator[tuple[AsyncIterator[str], Awaitable[T]]]:
+    """The work's messages until it ends, `silence` whenever none came for a while, and then its result."""
+    told = asyncio.Queue[str | None]()
+    working = asyncio.ensure_future(work(told.put_nowait))
+    working.add_done_callback(lambda _: told.put_nowait(None))
+    try:
+        yield _messages(told, silence), working
+    finally:
+        working.cancel()
+
+
+async def _messages(told: "asyncio.Queue[str | None]", silence: str) -> AsyncIterator[str]:
+    while True:
+        try:
+            message = await asyncio.wait_for(told.get(), KEEP_ALIVE_S)
+        except TimeoutError:
+            message = silence
+        if message is None:
+            return
+        yield message
 
 
 class EventStream(Response):
@@ -33,12 +61,9 @@ class EventStream(Response):
         await unless_gone(receive, self._stream(send))
 
     async def _stream(self, send: Send) -> None:
-        told = asyncio.Queue[str | None]()
-        working = asyncio.ensure_future(self._work(told.put_nowait))
-        working.add_done_callback(lambda _: told.put_nowait(None))
         has_begun = False
-        try:
-            while (event := await _next(told)) is not None:
+        async with at_work(self._work, ": still at it\n\n") as (events, working):
+            async for event in events:
                 if not has_begun:
                     await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                     has_begun = True
@@ -51,12 +76,3 @@ class EventStream(Response):
                     raise
                 last = self._failed(error)
             await send({"type": "http.response.body", "body": last.encode()})
-        finally:
-            working.cancel()
-
-
-async def _next(told: "asyncio.Queue[str | None]") -> str | None:
-    try:
-        return await asyncio.wait_for(told.get(), KEEP_ALIVE_S)
-    except TimeoutError:
-        return ": still at it\n\n"

@@ -31,7 +31,7 @@ from starlette.routing import Route
 
 from drzero.agent.answer import Source, State, sources_of
 from drzero.agent.server.desk import Desk
-from drzero.agent.server.events import KEEP_ALIVE_S, Tell
+from drzero.agent.server.events import Tell, at_work
 from drzero.agent.server.faults import logged
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.notices import plain
@@ -155,21 +155,11 @@ async def _told(
     context: ServerRequestContext[Any], work: Callable[[Tell], Awaitable[CallToolResult]]
 ) -> CallToolResult:
     """The work's result. The client hears each search, and that the work goes on."""
-    told = asyncio.Queue[str | None]()
-    working = asyncio.ensure_future(work(told.put_nowait))
-    working.add_done_callback(lambda _: told.put_nowait(None))
-    try:
-        for number in count(1):
-            try:
-                message = await asyncio.wait_for(told.get(), KEEP_ALIVE_S)
-            except TimeoutError:
-                message = "still at it"
-            if message is None:
-                break
-            await context.session.report_progress(number, message=message)
+    number = count(1)
+    async with at_work(work, "still at it") as (messages, working):
+        async for message in messages:
+            await context.session.report_progress(next(number), message=message)
         return await working
-    finally:
-        working.cancel()
 
 
 async def _result(served: Await, params: CallToolRequestParams, tell: Tell) -> CallToolResult:
