@@ -13,7 +13,7 @@ class Watch:
     processes: dict[tuple[int, float], str] = field(default_factory=dict)
     """(pid, start time) → command line."""
     listeners: dict[tuple[str, int], str] = field(default_factory=dict)
-    """(address, port) → command line of the process that listened."""
+    """(address, port) → the listening process's last command line: Ray and SGLang rename theirs late."""
     recorders: set[tuple[str, str]] = field(default_factory=set)
     """SGLang's schedulers and training ranks, each with the path of its recorder's pipe."""
 
@@ -31,10 +31,7 @@ class Watch:
         # All of the machine at once, because asking each process takes a third of a core.
         for connection in psutil.net_connections("tcp"):
             if connection.status == psutil.CONN_LISTEN and connection.pid in commands:
-                address = connection.laddr.ip, connection.laddr.port
-                # Ray calls a worker IDLE until it is an actor.
-                if self.listeners.get(address, "ray::IDLE") == "ray::IDLE":
-                    self.listeners[address] = commands[connection.pid]
+                self.listeners[connection.laddr.ip, connection.laddr.port] = commands[connection.pid]
 
     def alive(self) -> list[str]:
         """The command lines of processes that still run."""

@@ -28,7 +28,8 @@ def checkpoints(tmp_path_factory):
 
 LORA = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16")
 RUNS: dict[str, tuple[str, ...]] = {
-    "challenger": (),
+    # The engine samples without a seed: of twelve rollouts a step, some search and some do not.
+    "challenger": ("data.train_batch_size=12",),
     "solver": (),
     "solver, two ranks, LoRA merged": ("machine.gpus=2", *LORA, "actor_rollout_ref.model.lora.merge=true"),
     "solver, an engine of two": ("machine.gpus=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2"),
