@@ -1,10 +1,6 @@
-"""An answer with its sources: the passages that the agent read, and the sentence with the answer.
+"""An answer with its sources: the passages that the agent read, and the sentence with the answer."""
 
-answer = answer_of("Who founded Orrin?", attempt, sources)
-answer.state            # supported, unsupported, none or failed
-"""
-
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -29,6 +25,11 @@ class Source:
     text: str
     query: str  # the first search that found it
     evidence: str | None = None  # the sentence with the answer, or the title
+
+    @property
+    def name(self) -> str:
+        """Its title as a reader sees it."""
+        return self.title or self.id or "untitled"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,16 @@ def sources_of(queries: Sequence[str], results: Sequence[Sequence[Mapping[str, A
         for one in passages:
             text = one.get("text") or one.get("contents") or ""
             yield Source(str(one.get("id", "")), one.get("title", ""), text, query)
+
+
+def progress_lines(
+    queries: Sequence[str], found: Sequence[Source] | None, shown: Callable[[str], str]
+) -> list[str]:
+    """A search in words: its queries while it runs (`found` is None), and then the titles that it found."""
+    if found is None:
+        return [f"searching: {shown(query)}" for query in queries]
+    names = dict.fromkeys(shown(source.name) for source in found)
+    return [f"found: {', '.join(names) or 'nothing'}"]
 
 
 def _with_evidence(source: Source, answer: str | None) -> Source:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TextIO
 
-from drzero.agent.answer import Answer, Source
+from drzero.agent.answer import Answer, Source, progress_lines
 from drzero.agent.compose import beside, compose_agent
 from drzero.agent.earlier import Exchange
 from drzero.agent.running import Agents, running
@@ -92,12 +92,8 @@ def _answer(
 
 def _shown_progress(queries: Sequence[str], found: Sequence[Source] | None) -> None:
     dim, normal = ("\033[2m", "\033[0m") if has_live_terminal() else ("", "")
-    if found is None:
-        lines = [f"  searching: {plain(query)}" for query in queries]
-    else:
-        titles = dict.fromkeys(plain(source.title or source.id or "untitled") for source in found)
-        lines = [f"  found: {', '.join(titles) or 'nothing'}"]
-    print("\n".join(f"{dim}{line}{normal}" for line in lines), flush=True)
+    lines = progress_lines(queries, found, plain)
+    print("\n".join(f"{dim}  {line}{normal}" for line in lines), flush=True)
 
 
 def shown(answer: Answer, name: str | None = None) -> str:

@@ -1,7 +1,5 @@
 """The config of an agent, with the settings of the run that trained it: nobody has to repeat them.
 
-compose_agent("ask", ["iteration=2"])     # as the loop in paths.checkpoints trained and evaluated its solver
-
 The last iteration answers unless you say which. Your overrides win over the run's record.
 """
 

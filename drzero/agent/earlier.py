@@ -1,7 +1,5 @@
 """A follow-up question with the last exchanges, as the agent reads it.
 
-with_earlier("And who founded it?", [("Where was Mara born?", "Orrin")])
-
 The agent was trained on single questions. A capable model finds in the last exchanges who "it" is. A small
 one with the short prompt gave its last answer once more, so it reads each question alone.
 """

@@ -1,8 +1,4 @@
-"""The agent with its services: the search service, the model's server, and one or two sides to ask.
-
-with running(compose_agent("ask", arguments)) as agents:
-    answers = asyncio.run(agents.ask("Who founded Orrin?"))
-"""
+"""The agent with its services: the search service, the model's server, and one or two sides to ask."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence

@@ -8,8 +8,8 @@ Modal's own parser takes no free words. Parsed at import: a mistyped flag is rep
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NoReturn
+from dataclasses import dataclass, field, fields
+from typing import Any, NoReturn
 
 from drzero.launch.actions import ACTIONS, find_action
 from drzero.launch.errors import LaunchError
@@ -17,44 +17,25 @@ from drzero.ops.text import did_you_mean
 
 FUNCTIONS = {"train": "", "evaluate": "evaluate", "train_with_config": ""}
 """Entry points besides `main`, and their actions without `--stage`. Empty: the environment decides."""
-_TEXT_FLAGS = {
-    "model": "an option of config/model/, or a hub id; evaluate scores it unless --iteration is given",
-    "env": "own or demo, which are searched; or wordle, bfcl-single-turn, verifiers:NAME, one of your own",
-    "stage": "of logs, stacks, diagnose, preflight, check-services and flow-test",
-    "hop-ratio": "like 4:3:2:1",
-    "config-path": "a run file, as in config/runs/",
-    "gpu-type": "like H100; one, unless --gpu-count says more. Without both: 8 x H100",
-    "trainer-gpu-ids": "like 0,1,2,3: the GPUs that only train, with --inference-gpu-ids",
-    "inference-gpu-ids": "like 4,5,6,7: the GPUs that only sample",
-    "provoke": "with flow-test: a fault",
-}
-_NUMBER_FLAGS = {
-    "iteration": (0, "of the loop; 0 is the base model"),
-    "steps": (1, "training steps (of an iteration)"),
-    "gpu-count": (0, "0 for none"),
-    "serve-gpus": (1, "GPUs that only sample, while the others train"),
-    "num-examples": (1, "questions of each benchmark, or rows of the environment"),
-    "seconds": (1, "with flow-test: how long"),
-}
-"""The least value of each, and its help."""
 SERVE_GPUS = "machine.serve_gpus"
 _NAME_A_RUN = ("logs", "stacks", "diagnose")
 _TAKES_PLACES = ("upload", "download", *_NAME_A_RUN)
 _RUNS = (*(name for name, action in ACTIONS.items() if action.is_job), "preflight")
-_TRAINS = tuple(name for name, action in ACTIONS.items() if action.trains)
+_RUNS_BY_NAME = (*_RUNS, *_NAME_A_RUN)
+_TRAINS = (*(name for name, action in ACTIONS.items() if action.trains), "preflight")
 _ITERATES = ("challenger", "synthesize", "solver", "merge", "evaluate", "preflight", "check-services")
-_TAKEN_BY = {
-    "stage": ("preflight", "check-services", "flow-test", *_NAME_A_RUN),
-    "iteration": (*_ITERATES, *_NAME_A_RUN),
-    **dict.fromkeys(("env", "model"), (*_RUNS, *_NAME_A_RUN)),
-    **dict.fromkeys(("gpu-type", "gpu-count", "steps", "hop-ratio", "num-examples"), _RUNS),
-    **dict.fromkeys(("serve-gpus", "trainer-gpu-ids", "inference-gpu-ids"), (*_TRAINS, "preflight")),
-    "config-path": (*_RUNS, "list-models"),
-    **dict.fromkeys(("seconds", "provoke", "workers"), ("flow-test",)),
-}
-"""The actions that read a flag. Another would ignore it."""
+_CHECKS = ("preflight", "check-services", "flow-test")
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*\}}|[^\s'\"\[\]{{}}])+"
+
+
+def _flag(taken_by: Sequence[str], meaning: str, least: int | None = None) -> Any:
+    """A flag for the actions that read it. Another would ignore it. `least` makes it a number."""
+    return field(default=None, metadata={"taken_by": taken_by, "help": meaning, "least": least})
+
+
+def _switch(action: str, meaning: str) -> Any:
+    return field(default=False, metadata={"taken_by": (action,), "help": f"with {action}: {meaning}"})
 
 
 @dataclass
@@ -63,27 +44,40 @@ class Words:
 
     action: str  # empty for `::train` without `--stage`: the environment decides
     function: str = "main"
-    iteration: int | None = None
-    model: str | None = None
-    env: str | None = None
-    steps: int | None = None
-    hop_ratio: str | None = None
-    config_path: str | None = None
-    gpu_type: str | None = None
-    gpu_count: int | None = None
-    serve_gpus: int | None = None
-    trainer_gpu_ids: str | None = None
-    inference_gpu_ids: str | None = None
-    stage: str | None = None
-    num_examples: int | None = None
-    seconds: int | None = None
-    provoke: str | None = None
-    workers: bool = False
-    follow: bool = False
-    with_trainer: bool = False
     overrides: list[str] = field(default_factory=list)
     places: list[str] = field(default_factory=list)
     """Other free words: paths to upload or download, a stage, a run."""
+    model: str | None = _flag(
+        _RUNS_BY_NAME,
+        "an option of config/model/, or a hub id; evaluate scores it unless --iteration is given",
+    )
+    env: str | None = _flag(
+        _RUNS_BY_NAME,
+        "own or demo, which are searched; or wordle, bfcl-single-turn, verifiers:NAME, one of your own",
+    )
+    stage: str | None = _flag((*_CHECKS, *_NAME_A_RUN), f"of {', '.join((*_NAME_A_RUN, *_CHECKS))}")
+    hop_ratio: str | None = _flag(_RUNS, "like 4:3:2:1")
+    config_path: str | None = _flag((*_RUNS, "list-models"), "a run file, as in config/runs/")
+    gpu_type: str | None = _flag(
+        _RUNS, "like H100; one, unless --gpu-count says more. Without both: 8 x H100"
+    )
+    trainer_gpu_ids: str | None = _flag(
+        _TRAINS, "like 0,1,2,3: the GPUs that only train, with --inference-gpu-ids"
+    )
+    inference_gpu_ids: str | None = _flag(_TRAINS, "like 4,5,6,7: the GPUs that only sample")
+    provoke: str | None = _flag(("flow-test",), "with flow-test: a fault")
+    iteration: int | None = _flag((*_ITERATES, *_NAME_A_RUN), "of the loop; 0 is the base model", 0)
+    steps: int | None = _flag(_TRAINS, "training steps (of an iteration)", 1)
+    gpu_count: int | None = _flag(_RUNS, "0 for none", 0)
+    serve_gpus: int | None = _flag(_TRAINS, "GPUs that only sample, while the others train", 1)
+    num_examples: int | None = _flag(_RUNS, "questions of each benchmark, or rows of the environment", 1)
+    seconds: int | None = _flag(("flow-test",), "with flow-test: how long", 1)
+    workers: bool = _switch("flow-test", "in separate workers")
+    follow: bool = _switch("logs", "until the run's end")
+    with_trainer: bool = _switch("check-services", "through the stage's own trainer")
+
+
+_FLAGS = {each.name.replace("_", "-"): each for each in fields(Words) if each.metadata}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -186,36 +180,31 @@ def _build(function: str) -> _Parser:
         parser.add_argument("--action", required=True)
     else:
         parser.add_argument("--overrides", default="", help="several KEY=VALUE in one text")
-    for flag, meaning in _TEXT_FLAGS.items():
-        parser.add_argument(f"--{flag}", help=meaning)
-    for flag, (_, meaning) in _NUMBER_FLAGS.items():
-        parser.add_argument(f"--{flag}", type=int, help=meaning)
-    parser.add_argument("--workers", action="store_true", help="with flow-test: in separate workers")
-    parser.add_argument("--follow", action="store_true", help="with logs: until the run's end")
-    parser.add_argument(
-        "--with-trainer", action="store_true", help="with check-services: through the stage's own trainer"
-    )
+    for flag, each in _FLAGS.items():
+        is_number = each.metadata.get("least") is not None
+        kind: dict[str, Any] = {"type": int} if is_number else {}
+        kind = {"action": "store_true"} if each.default is False else kind
+        parser.add_argument(f"--{flag}", help=each.metadata["help"], **kind)
     return parser
 
 
 def _checked(words: Words) -> Words:
     # `::train` without --stage trains.
     action = find_action(words.action or "train")
-    for flag, actions in _TAKEN_BY.items():
-        if getattr(words, flag.replace("-", "_")) not in (None, False) and action.name not in actions:
+    for flag, each in _FLAGS.items():
+        value, actions, least = (
+            getattr(words, each.name),
+            each.metadata["taken_by"],
+            each.metadata.get("least"),
+        )
+        if value is None or value is False:
+            continue
+        if action.name not in actions:
             hint = f": use --action {words.stage}" if flag == "stage" else ""
             raise LaunchError(
                 f"--{flag}: {action.name} does not read it{hint}. It is for {', '.join(actions)}"
             )
-    if words.steps is not None and not action.trains and action.name != "preflight":
-        raise LaunchError(f"--steps: {action.name} does not train; leave it out")
-    if words.follow and action.name != "logs":
-        raise LaunchError(f"--follow is for --action logs; {action.name} prints its output as it runs")
-    if words.with_trainer and action.name != "check-services":
-        raise LaunchError(f"--with-trainer is for --action check-services, not {action.name}")
-    for flag, (least, _) in _NUMBER_FLAGS.items():
-        value = getattr(words, flag.replace("-", "_"))
-        if value is not None and value < least:
+        if least is not None and value < least:
             raise LaunchError(f"--{flag} {value}: must be {least} or more")
     if words.places and not action.of_stage and action.name not in _TAKES_PLACES:
         raise LaunchError(

@@ -1,7 +1,5 @@
 """A launch, resolved: what will run, on which machine, under which name, and what it costs at most.
 
-    request = resolve(parse(words))
-
 Command line, run file and environment defaults are merged on the client. Modal gets the `Request`.
 """
 

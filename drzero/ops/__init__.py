@@ -1,3 +1,1 @@
-"""What keeps a run alive and explains its end. `drzero.stages` passes in all knowledge of the recipe.
-It imports no other package of this project.
-"""
+"""What keeps a run alive and explains its end. It knows no recipe and imports no other room."""

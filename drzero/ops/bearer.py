@@ -1,7 +1,4 @@
-"""Bearer tokens from the environment: a config key or flag would show them in files and process lists.
-
-bearer_headers(MODEL_KEY)           # {"Authorization": "Bearer …"}, or {}
-"""
+"""Bearer tokens from the environment: a config key or flag would show them in files and process lists."""
 
 import os
 

@@ -1,7 +1,4 @@
-"""Log patterns of known failures, with advice. A recipe adds more.
-
-line, cause = first_cause(lines, recipe_causes)     # later errors are usually consequences
-"""
+"""Log patterns of known failures, with advice. A recipe adds more."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -113,7 +110,7 @@ def find_cause(line: str, more: Sequence[Cause] = ()) -> Cause | None:
 
 
 def first_cause(lines: Iterable[str], more: Sequence[Cause] = ()) -> tuple[str, Cause] | None:
-    """Return the first line that shows a known cause, with that cause."""
+    """Return the first line that shows a known cause, with that cause: later errors are its consequences."""
     found = [(line, cause) for line in lines if (cause := find_cause(line, more))]
     if found and found[0][1].name == _WORKER_DIED:  # Ray says later why it killed a worker
         return next((one for one in found if one[1].name == NO_HOST_MEMORY), found[0])

@@ -1,7 +1,5 @@
 """Limits of a connection: the time and length of a request's head, and the time to read an answer.
 
-    uvicorn.Config(app, http=Connection)
-
 uvicorn (0.54) limits only idle connections that have had an answer.
 """
 

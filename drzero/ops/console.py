@@ -1,7 +1,4 @@
-"""The output of a run: `say` always prints, `detail` only with `verbose=true`.
-
-with shown_by(view): ...        # a live view replaces stdout
-"""
+"""The output of a run: `say` always prints, `detail` only with `verbose=true`."""
 
 import os
 import select

@@ -1,7 +1,4 @@
-"""Whether the model hub answers, tried once per process: its client retries each file for half a minute.
-
-AutoTokenizer.from_pretrained(name, local_files_only=hub_fault() is not None)
-"""
+"""Whether the model hub answers, tried once per process: its client retries each file for half a minute."""
 
 import re
 import threading

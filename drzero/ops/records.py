@@ -1,9 +1,4 @@
-"""The reader of everything we write as JSON lines. Only a line feed ends a line, and a bad line costs itself.
-
-run = RunRecords(folder)
-run.last_start[0]["text"], run.beats[-1]["phase"], run.lasting_stall
-JsonTail(folder / HEARTBEATS).read()        # the new records of a run that still goes on
-"""
+"""Reads everything we write as JSON lines. Only a line feed ends a line, and a bad line costs itself."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Runs the main command of a run next to its services, and names the culprit when something ends.
-
-run_supervised(Command(name="trainer", command=(…), log_path=…), services, plan=watch_plan(config))
-"""
+"""Runs the main command of a run next to its services, and names the culprit when something ends."""
 
 import os
 import time

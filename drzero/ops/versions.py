@@ -1,7 +1,4 @@
-"""The pins in constraints.txt and constraints-gpu.txt. Standard library only, for the launcher.
-
-pinned("torch", gpu=True)     # for machines with GPUs and SGLang
-"""
+"""The pins in constraints.txt and constraints-gpu.txt. Standard library only, for the launcher."""
 
 import functools
 import re

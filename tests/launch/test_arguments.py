@@ -28,7 +28,7 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
         ("--action challenger --iteration", "--iteration"),
         ("--action challenger --iteration two", "--iteration"),
         ("--action challenger --steps 0", "--steps 0: must be 1 or more"),
-        ("--action merge --steps 3", "merge does not train"),
+        ("--action merge --steps 3", "--steps: merge does not read it. It is for challenger"),
         (
             "--action train --env wordle --stage solver",
             "--stage: train does not read it: use --action solver",
@@ -57,7 +57,7 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
             "--action solver --trainer-gpu-ids 0,1 --inference-gpu-ids 2,3 --gpu-count 8",
             "once, 0 to 7; --gpu-count says how many it has",
         ),
-        ("--action challenger --follow", "--follow is for --action logs"),
+        ("--action challenger --follow", "--follow: challenger does not read it. It is for logs"),
         ("--action challenger wordle", "'wordle': challenger takes only flags and overrides"),
         ("challenger", "an action is required: --action smoke, --action prepare-data"),
     ],

@@ -385,7 +385,7 @@ def test_a_flow_test_needs_no_gpu_and_no_model():
     [
         ("check-services synthesize", "no such stage"),
         ("check-services train", "no such stage"),
-        ("challenger --with-trainer", "is for --action check-services"),
+        ("challenger --with-trainer", "does not read it. It is for check-services"),
     ],
 )
 def test_a_check_of_what_has_no_services_or_trainer_is_refused(line, message):

@@ -1,8 +1,4 @@
-"""A bundle's manifest: what answers depend on besides the weights, and the sha256 of every file.
-
-manifest = read_manifest(folder)
-check_files(folder, manifest)      # raises BundleError, which names a file that is missing or spoiled
-"""
+"""A bundle's manifest: what answers depend on besides the weights, and the sha256 of every file."""
 
 from pathlib import Path, PurePosixPath
 

@@ -1,7 +1,4 @@
-"""Start from a bundle: its files are checked, and its settings, weights and index become config values.
-
-values = bundle_values("org/agent", typed={"bundle": "org/agent"}, corpus=Path("outputs/corpus"))
-"""
+"""Start from a bundle: its files are checked, and its settings, weights and index become config values."""
 
 import hashlib
 import json

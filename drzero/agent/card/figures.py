@@ -1,7 +1,4 @@
-"""The figures of a model card, from the runs that evaluated and trained the model. Nothing is filled in.
-
-scores(checkpoints, iteration=2, model=fingerprint_model(path))
-"""
+"""The figures of a model card, from the runs that evaluated and trained the model. Nothing is filled in."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The service's web application: who may ask, its routes, and its health.
 
-    app = create_app(desk, search, token="…", states=states, lists_sources=True)
-
 `states` has the health of each service that the agent needs.
 """
 

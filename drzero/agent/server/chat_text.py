@@ -1,8 +1,5 @@
 """An answer as the text of a chat, with its sources, and back again.
 
-    text, annotations = composed(answer, address, lists_sources=True)
-    answer_in(text)                                         # the bare answer, as a client sends it back
-
 Front ends show the text as Markdown: text of documents is escaped, and images and HTML in the answer too.
 """
 
@@ -11,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from drzero.agent.answer import Answer, Source
+from drzero.agent.answer import Answer, Source, progress_lines
 from drzero.ops.notices import plain
 
 _LISTED = 5
@@ -41,7 +38,7 @@ def composed(
         text += f"\n\n**{_HEADINGS[answer.state]}**\n"
         spans = []
         for number, source in enumerate((evidence or answer.sources)[:_LISTED], 1):
-            entry = f"\n{number}. [{_title(source)}]({address(source)})"
+            entry = f"\n{number}. [{escaped(source.name)}]({address(source)})"
             spans.append((len(text) + entry.index("["), len(text) + len(entry)))
             text += entry + (f": {escaped(source.evidence)}" if source.evidence else "")
     cited = zip(evidence[:_LISTED], spans, strict=False)
@@ -57,10 +54,8 @@ def answer_in(text: str) -> str:
 
 def thought(queries: Sequence[str], found: Sequence[Source] | None) -> str:
     """A search in progress, in Markdown."""
-    if found is None:
-        return "".join(f"Searching: {escaped(query)}\n\n" for query in queries)
-    titles = dict.fromkeys(_title(source) for source in found)
-    return f"Found: {', '.join(titles) or 'nothing'}\n\n"
+    lines = progress_lines(queries, found, escaped)
+    return "".join(f"{line[0].upper()}{line[1:]}\n\n" for line in lines)
 
 
 def escaped(text: str) -> str:
@@ -68,10 +63,6 @@ def escaped(text: str) -> str:
     line = " ".join(plain(text).split())
     line = line if len(line) <= _SHOWN_CHARACTERS else f"{line[: _SHOWN_CHARACTERS - 1]}…"
     return _SPECIAL.sub(r"\\\1", line)
-
-
-def _title(source: Source) -> str:
-    return escaped(source.title or source.id or "untitled")
 
 
 def _annotation(source: Source, url: str, start: int, end: int) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Admits clients' questions: at most so many at once, each with its deadline, none for a client that left.
 
-    answer = await desk.ask("Who founded Orrin?", progress=tell)     # raises Busy, or as the agent does
-
 Whoever cancels the task frees the question's place, its search, and its place in the model's batch.
 """
 

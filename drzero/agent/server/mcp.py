@@ -1,10 +1,4 @@
-"""MCP by the official SDK: an assistant or an IDE searches the index, or asks the agent.
-
-mcp = Mcp(desk, search)                     # over streamable HTTP
-app = Starlette(routes=[*mcp.routes], lifespan=mcp.lifespan)
-
-server = agent_server(served)               # for any transport; `served` awaits desk and search
-"""
+"""MCP by the official SDK: an assistant or an IDE searches the index, or asks the agent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -29,7 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from drzero.agent.answer import Source, State, sources_of
+from drzero.agent.answer import Source, State, progress_lines, sources_of
 from drzero.agent.server.desk import Desk
 from drzero.agent.server.events import Tell, at_work
 from drzero.agent.server.faults import logged
@@ -194,7 +188,10 @@ async def _search(asked: _Search, desk: Desk, search: SearchClient, tell: Tell) 
 
 
 async def _ask(asked: _Ask, desk: Desk, _: SearchClient, tell: Tell) -> CallToolResult:
-    answer = await desk.ask(asked.question, progress=lambda queries, found: tell(_progress(queries, found)))
+    def progress(queries: Sequence[str], found: Sequence[Source] | None) -> None:
+        tell("; ".join(progress_lines(queries, found, plain)))
+
+    answer = await desk.ask(asked.question, progress=progress)
     if answer.state == "failed":
         return _failed(f"the question failed: {answer.attempt.failure}. Ask again, or use search")
     asker = desk.askers[0]
@@ -218,13 +215,6 @@ _CALLS: dict[str, tuple[type[_Arguments], Callable[..., Awaitable[CallToolResult
     "search": (_Search, _search),
     "ask": (_Ask, _ask),
 }
-
-
-def _progress(queries: Sequence[str], found: Sequence[Source] | None) -> str:
-    if found is None:
-        return f"searching: {plain('; '.join(queries))}"
-    titles = dict.fromkeys(source.title or source.id for source in found)
-    return f"found: {plain(', '.join(titles)) or 'nothing'}"
 
 
 def _headed(number: int, passage: Source | _Passage) -> str:

@@ -1,7 +1,5 @@
 """The page at /: you ask, see searches and passages arrive, then the answer with its evidence.
 
-    routes = [*page_routes(desk), …]
-
 POST /ask takes {"question": …, "earlier": [[question, answer], …], "compare": true} and sends events:
 {"searching": [query, …]}, {"searching": [query, …], "found": [source, …]}, then {"answer": …, "note": …,
 "index": …} or {"error": why}. Each names its `side` and `model`: 0 is the agent, 1 the one to compare with,

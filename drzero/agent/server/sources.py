@@ -1,8 +1,5 @@
 """An address on this server for each passage, where a reader of an answer can see it.
 
-    sources = Sources(search_client, token)
-    sources.address("http://127.0.0.1:8090/", source)      # http://127.0.0.1:8090/sources/ID
-
 With a token an address carries a signature instead, so that a link from an answer opens in a browser.
 """
 

@@ -1,7 +1,4 @@
-"""Asks a Ray cluster in a separate process, within a time limit.
-
-cluster = ask_cluster("10.0.0.1:6379", "facts", {"marker": "", "salt": "…", "variables": []})
-"""
+"""Asks a Ray cluster in a separate process, within a time limit."""
 
 import json
 import socket

@@ -1,8 +1,4 @@
-"""Notices that a node of the cluster is lost. veRL needs all nodes and would wait for samples for ever.
-
-with NodeWatch("10.0.0.1:6379", 2, follower("10.0.0.1:6379", seen, log, env), seen) as nodes:
-    nodes.check()               # raises NodeLost, called several times a second
-"""
+"""Notices that a node of the cluster is lost. veRL needs all nodes and would wait for samples for ever."""
 
 import json
 import sys

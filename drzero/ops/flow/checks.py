@@ -1,7 +1,4 @@
-"""Faults in a flow of samples that still moves, from two consecutive snapshots.
-
-symptoms = find_symptoms(before, now, WAITS_ON, floor_s=60)
-"""
+"""Faults in a flow of samples that still moves, from two consecutive snapshots."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,8 +1,4 @@
-"""The flow monitor: snapshots of a run's samples as a stream (docs/flow.md) and as log lines.
-
-with FlowMonitor(run_dir / FLOW_FILE, sources, waits_on) as flow:
-    run_supervised(trainer, services, plan=WatchPlan(…, flow=flow.snapshot))
-"""
+"""The flow monitor: snapshots of a run's samples as a stream (docs/flow.md) and as log lines."""
 
 import threading
 import time

@@ -1,7 +1,5 @@
 """Where the samples of a run are at one moment: queues and calls in flight, each a *flow point*.
 
-    name = far_end(now.points, WAITS_ON, "buffer")
-
 A point *waits on* the points it needs to move: a buffer waits on rollouts, a rollout on searches.
 """
 

@@ -1,7 +1,5 @@
 """One supervised child process, whose keeper (`drzero.ops.process.keeper`) ends its process tree.
 
-    child = Child(Command(name="trainer", command=("python", "-m", …), log_path=logs / "trainer.log"))
-
 After a killed keeper, `stop` finds descendants by `DRZERO_RUN_ID`, unless they set a title, as Ray's do.
 """
 

@@ -1,8 +1,5 @@
 """Runs a command that may crash or hang in a separate process with a time limit.
 
-    ended = run_isolated((sys.executable, "-m", "drzero.ops.resources.cuda"), 60.0)
-    report = in_child(preflight, config)            # what it imports takes memory only until it ends
-
 A process that hangs in a driver and survives SIGKILL is left behind.
 """
 

@@ -1,8 +1,4 @@
-"""The records of a run: its children's logs and its events. A child blocks on a full pipe, so a thread reads.
-
-tee = LogTee("solver", process.stdout, logs / "solver.log")
-EventLog(logs / EVENTS_FILE).add("crash", "solver", "died: exit code 1")
-"""
+"""A run's logs and events. A child blocks on a full pipe, so a thread reads its output."""
 
 import os
 import re

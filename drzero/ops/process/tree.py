@@ -1,8 +1,4 @@
-"""The processes of a run at one moment, cheap enough to repeat every few seconds. Linux only.
-
-for process in descendants([keeper.pid]):       # keepers are subreapers, so nothing leaves the tree
-    print(process.pid, process.title, process.cpu_s)
-"""
+"""The processes of a run at one moment, cheap enough to repeat every few seconds. Linux only."""
 
 import os
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,4 @@
-"""What this process's cgroup (version 1 or 2) allows: its memory, and the kernel's kills for lack of it.
-
-memory_limit(), memory_free()           # bytes. In a container /proc/meminfo shows the host's
-OomWatch().explain({pid})               # what happened since the watch was made
-"""
+"""What this process's cgroup (version 1 or 2) allows: memory (/proc/meminfo shows the host's), and kills."""
 
 import os
 import re

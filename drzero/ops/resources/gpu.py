@@ -1,7 +1,4 @@
-"""The GPUs of this machine: how many there are, their memory and their use.
-
-Gpus().read()           # NVML (`nvidia-ml-py`), else nothing
-"""
+"""The GPUs of this machine: how many there are, their memory and their use."""
 
 import shutil
 from contextlib import suppress

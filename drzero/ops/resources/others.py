@@ -1,7 +1,4 @@
-"""The programs that share this machine's memory with a run.
-
-print(largest_others(run_pids))         # "firefox 3.1 GiB (pid 812), java 2.0 GiB (pid 90)"
-"""
+"""The programs that share this machine's memory with a run."""
 
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """A service that runs elsewhere: a run watches it, but never starts or ends it.
 
-    ExternalSpec(name="retrieval", url=url, liveness=HealthCheck(url=f"{url}/health"), logs=folder)
-
 If it stops answering, calls fail at their deadlines, and too many failures end the run.
 """
 

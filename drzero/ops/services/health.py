@@ -1,7 +1,5 @@
 """Whether a running service does useful work: its counters grow, or a probe that does real work succeeds.
 
-    HealthMonitor("retrieval", HealthCheck(url=…, metrics_url=…, work=(…,)), service.cpu_time).health.state
-
 If probes fail, it is *busy* while it uses or waits for CPUs, *away* if its dependency is, else *hung*.
 """
 

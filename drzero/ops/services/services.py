@@ -1,8 +1,5 @@
 """Services that a run needs: started together, watched, restarted, stopped.
 
-    with ServiceGroup([ServiceSpec(name="retrieval", command=(…), log_path=…, health_url=…)]) as services:
-        run_supervised(trainer, services)       # calls services.check() several times a second
-
 A restart keeps the port and waits twice as long each time. Without restarts left a `ChildError` ends the run.
 """
 

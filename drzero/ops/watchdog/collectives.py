@@ -1,7 +1,5 @@
 """Which rank waits in which collective, by the calls on the ranks' main threads.
 
-    pattern, suspects = compare(ranks, has_error=False, ending=False, starting=False)
-
 On GPUs a rank hangs at its next wait for the device, after the collective: its class is then `device`.
 """
 

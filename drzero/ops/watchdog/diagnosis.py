@@ -1,7 +1,4 @@
-"""Names one culprit from a stall and the evidence. The first rule with evidence decides, widest cause first.
-
-print(diagnose(situation, landmarks).sentence)
-"""
+"""Names one culprit of a stall and its evidence. The first rule that applies decides, widest cause first."""
 
 import re
 from collections import Counter

@@ -1,8 +1,5 @@
 """What counts as movement of a run, and how long each part of it may stand still (`Patience`).
 
-    movement.poll(now, services)
-    if stall := movement.stall(now): …
-
 Movement is a new phase, a log line (start-up), a growing folder (save), finished work or a moving flow point.
 """
 

@@ -1,7 +1,5 @@
 """Why a run ended, from its events, heartbeats, resource samples, logs and flow.
 
-    print(examine(folder, causes).sentence)
-
 Events take precedence over logs, because a dead service leaves errors in every other log.
 """
 

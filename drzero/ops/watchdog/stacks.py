@@ -1,7 +1,5 @@
 """Dumps the stack of every Python process of a run with py-spy, all at once.
 
-    stacks = dump_stacks(processes, deadline_s=8)
-
 `--nonblocking` also reads stopped processes. A changing stack fails and is retried once.
 """
 

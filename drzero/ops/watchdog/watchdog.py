@@ -1,7 +1,5 @@
 """Detects that a run stands still, finds out why, and reports it in one line, one page and one event.
 
-    Watchdog(plan, services, trainer, events).diagnosis         # set while a stall lasts
-
 An error here prints a line and never ends the run. The supervisor notices a hanging poll (`warn_if_stuck`).
 """
 
