@@ -13,7 +13,7 @@ from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosin
 from data.errors import DataError
 from data.leaks import given_away, length_in_words, normal_words, words_of
 from data.pairs import Pair
-from data.wording import asks_yes_no, is_question, share_of_names, template_leftover, unclear
+from data.wording import asks_yes_no, is_question, names_nothing, share_of_names, template_leftover, unclear
 from verl_ext.method.answers import contains_answer, normalize_answer
 from verl_ext.method.format_score import hop_fault, retrieved_passages
 
@@ -61,6 +61,8 @@ def integrity(pair: Pair, max_answer_words: int = 10) -> str | None:
     """Gate: one clear question that hides its answer, a short answer, and no template text."""
     if not words_of(pair.question) or not words_of(pair.answer):
         return "integrity: question or answer has no words"
+    if names_nothing(pair.answer):
+        return "integrity: the answer names nothing"
     if way := given_away(pair.question, pair.answer):
         return f"integrity: the question gives its answer away {way}"
     if not is_question(pair.question):

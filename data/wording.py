@@ -94,6 +94,13 @@ _BETWEEN_PARTICLES = re.compile(rf"[^\W_a-z\d{_PARTICLES}]{{3,}}")
 _ENDINGS = "은는이가을를의에와과로도서"
 _SAME_LETTERS = 4  # names that share this many first letters count as one: Norway, Norwegian
 
+_POINTING = (
+    "it|its|he|him|his|she|her|hers|they|them|their|theirs|this|that|these|those|there|here"
+    "|is|are|was|were|be|been|one|ones|same|such"
+)
+_POINTS_ELSEWHERE = frozenset(_POINTING.split("|"))
+_CONTRACTION = re.compile(r"['’](?:s|re|ve|d|ll)\b", re.IGNORECASE)
+
 
 def is_question(text: str) -> bool:
     """Whether three or more words end with a question mark or open like a question ("Name the …")."""
@@ -114,6 +121,12 @@ def unclear(question: str) -> str | None:
     return (
         f"has {words} words, at most {MAX_QUESTION_WORDS} are allowed" if words > MAX_QUESTION_WORDS else None
     )
+
+
+def names_nothing(answer: str) -> bool:
+    """Whether the answer is only words that point elsewhere: "It's", "these ones". "IT" may be a name."""
+    words = words_of(_CONTRACTION.sub("", answer))
+    return bool(words) and not answer.isupper() and _POINTS_ELSEWHERE.issuperset(words)
 
 
 def asks_yes_no(question: str) -> bool:

@@ -1,6 +1,6 @@
 """The example questions a stage shows at its end, on the console and in its report."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,8 +59,22 @@ def lines_of(example: Example) -> Iterator[str]:
     yield f"      {plain(example.evidence)}"
 
 
-def verdict(reward: Mapping[str, Any]) -> tuple[bool, str]:
-    """Whether a challenger's question earned its difficulty, and why."""
+def difficulty(k: int, n: int) -> str:
+    """How hard a question was that k of n attempts solved."""
+    if 0 < k < n:
+        return "some right"
+    return "too easy" if k else "too hard, or its answer is wrong"
+
+
+def shortcut(hop: int, solved: Iterable[int]) -> str | None:
+    """Say so if any of these attempts, each given by its searches, was right with fewer than hops."""
+    few = sum(searches < hop for searches in solved)
+    return f"{few} right with fewer searches than hops" if few else None
+
+
+def verdict(record: Mapping[str, Any]) -> tuple[bool, str]:
+    """Whether a challenger's question earned its difficulty, and why, by its line of the dump."""
+    reward = record["reward"]
     if not reward.get("valid", True):
         return False, f"counts in no statistic: {reward.get('reason_invalid') or 'a service failed'}"
     if not reward["integrity"]:
@@ -70,9 +84,11 @@ def verdict(reward: Mapping[str, Any]) -> tuple[bool, str]:
         return False, f"not tried: {reward.get('refused') or 'no attempts'}"
     k, n = int(reward["k"]), int(reward["n"])
     tried = f"{k} of {n} attempts gave this answer"
-    if 0 < k < n:
-        return True, f"{tried}, reward {reward['score']:.2f}"
-    return False, f"{tried}: {'too easy' if k else 'too hard, or its answer is wrong'}"
+    if not 0 < k < n:
+        return False, f"{tried}: {difficulty(k, n)}"
+    solved = (attempt["searches"] for attempt in record.get("attempts") or () if attempt["right"])
+    few = shortcut(int(record["hop"] or 0), solved)
+    return True, f"{tried}, reward {reward['score']:.2f}{f', {few}' if few else ''}"
 
 
 def challenger_examples(folder: Path) -> Examples:
@@ -83,7 +99,7 @@ def challenger_examples(folder: Path) -> Examples:
         for record in read_json_lines(path, DumpLine):
             with suppress(KeyError, ValueError):  # the page counts the lines that cannot be read
                 msgspec.convert(record["reward"], CHALLENGED)
-                is_good, why = verdict(record["reward"])
+                is_good, why = verdict(record)
                 kind = str(record["hop"]) if is_good else why.rpartition(": ")[2][:20]
                 (accepted if is_good else rejected).append((kind, _of_dump(record, why)))
     return Examples(

@@ -41,7 +41,7 @@ def preview_report(
         selection,
         prompts_by_index(rows),
         records,
-        lambda pair: f"passed every gate; {verdict(by_index[pair.prompt_index]['reward'])[1]}",
+        lambda pair: f"passed every gate; {verdict(by_index[pair.prompt_index])[1]}",
     )
     trajectories = [record["trajectory"] for record in records]
     trajectories += [attempt["trajectory"] for record in records for attempt in record["attempts"]]

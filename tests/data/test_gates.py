@@ -147,6 +147,8 @@ def test_an_answer_in_its_own_document_takes_one_hop():
         ("On which river does Drosken lie?", "[insert answer]", "the answer has a placeholder"),
         ("On which river does Drosken lie?", "one two three four five six", "6 words, at most 5"),
         ("On which river does Drosken lie?", "?!", "has no words"),
+        ("Which town lies on the Galmir?", "It's", "names nothing"),
+        ("Which town lies on the Galmir?", "these ones", "names nothing"),
     ],
 )
 def test_integrity_names_what_is_wrong(question, answer, reason):

@@ -2,7 +2,15 @@
 
 import pytest
 
-from data.wording import asks_yes_no, is_question, names_of, share_of_names, template_leftover, unclear
+from data.wording import (
+    asks_yes_no,
+    is_question,
+    names_nothing,
+    names_of,
+    share_of_names,
+    template_leftover,
+    unclear,
+)
 
 
 @pytest.mark.parametrize(
@@ -182,3 +190,24 @@ def test_names_are_known_by_their_capitals(question, names):
 def test_names_that_begin_alike_are_taken_for_one():
     assert share_of_names("Which Norwegian led Oslo?", "Norway is a country.") == 0.5
     assert share_of_names("挪威的首都是哪里？", "Norway") == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "points_elsewhere"),
+    [
+        ("It's", True),
+        ("it’s.", True),
+        ("They are the same", True),
+        ("those", True),
+        ("IT", False),
+        ("It's Drosken", False),
+        ("no", False),
+        ("May", False),
+        ("The Who", False),
+        ("12", False),
+        ("S", False),
+        ("", False),
+    ],
+)
+def test_an_answer_that_only_points_elsewhere_names_nothing(answer, points_elsewhere):
+    assert names_nothing(answer) is points_elsewhere

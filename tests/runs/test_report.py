@@ -544,6 +544,27 @@ def test_rows_that_a_failed_service_spoiled_are_in_the_table_and_in_no_mean(tmp_
     assert "Does every trajectory count? no 1 of 2" in page.text
 
 
+SHORTCUT = "2 right with fewer searches than hops"
+
+
+@pytest.mark.parametrize(
+    ("row", "verdict"),
+    [
+        (challenger_row(1, hop=1, k=5), "too easy"),
+        (challenger_row(1, k=0), "too hard, or its answer is wrong"),
+        (challenger_row(1, hop=1, k=2), "some right"),
+        (challenger_row(1, hop=2, k=2), f"some right; {SHORTCUT}"),
+        (challenger_row(1, k=None), ""),
+        (solver_row(1, Conversation(SAID.turns[-1:])), "1 right with fewer searches than hops"),
+        (solver_row(1, Conversation(SAID.turns[-1:]), "Porlal"), ""),
+        (solver_row(1, SAID) | {"hop": 1}, ""),
+    ],
+)
+def test_the_table_says_how_hard_a_question_proved_and_which_took_a_shortcut(row, verdict, tmp_path):
+    lines(tmp_path / "dumps" / "step_0001.jsonl", [row])
+    assert page_of(tmp_path).rows[0].get("verdict", "") == verdict
+
+
 def test_faults_in_a_conversation_are_named() -> None:
     call = SearchCall("{", None, error="the call is not JSON")
     turns = (Turn("x", (call, SearchCall("", ("q",), None, True, "timed out")), truncated=True),)

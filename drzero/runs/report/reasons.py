@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from drzero.runs.report.trajectories import Trajectory
-from drzero.stages.examples import FAULTS
+from drzero.stages.examples import FAULTS, difficulty
 from environments.turn_text import after_thinking
 from verl_ext.method.answers import contains_answer, normalize_answer
 from verl_ext.method.challenger_reward import FORMAT_WEIGHT
@@ -84,7 +84,7 @@ def _difficulty(k: int, n: int) -> str:
     right = f"{k} of {n} solver attempts gave this answer"
     if 0 < k < n:
         return f"{right}: ({n} − {k}) / ({n} − 1)"
-    return f"{right}: too hard, or its answer is wrong" if k == 0 else f"{right}: too easy"
+    return f"{right}: {difficulty(k, n)}"
 
 
 def _tool(trajectory: Trajectory) -> str:

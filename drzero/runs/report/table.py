@@ -19,8 +19,19 @@ PACK_LIMIT = 48 << 20
 PACK_SIZE = 32
 _LONGEST_CELL = 300
 
-_FIRST = ("stage", "step", "hop", "score", "question", "answer", "failures")
-_COLUMNS = (*_FIRST, "attempts_right", *PARTS, "turns", "searches")
+_FIRST = (
+    "stage",
+    "step",
+    "prompt",
+    "hop",
+    "question",
+    "answer",
+    "score",
+    "attempts_right",
+    "verdict",
+    "failures",
+)
+_COLUMNS = (*_FIRST, "turns", "searches", *PARTS)
 _PLACE = ("source", "line", "place")
 
 
@@ -103,6 +114,7 @@ def _cells(trajectory: Trajectory) -> dict[str, Any]:
     cells: dict[str, Any] = {
         "stage": trajectory.stage,
         "step": trajectory.step,
+        "prompt": trajectory.prompt,
         "hop": trajectory.hop or None,
         "score": trajectory.score if trajectory.valid else None,
         # A part may have the name of a column.
@@ -110,6 +122,7 @@ def _cells(trajectory: Trajectory) -> dict[str, Any]:
         "attempts_right": None if k is None else int(k),
         "turns": len(trajectory.conversation.turns),
         "searches": len(trajectory.conversation.searches),
+        "verdict": trajectory.verdict,
         "failures": ", ".join(trajectory.failures),
         "question": trajectory.question,
         "answer": trajectory.answer,

@@ -19,7 +19,7 @@ from drzero.ops.files import open_regular
 from drzero.ops.records import Record, Step, json_lines, shape
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.evaluate import ANSWERS
-from drzero.stages.examples import CHALLENGED, DumpLine
+from drzero.stages.examples import CHALLENGED, DumpLine, difficulty, shortcut
 from drzero.stages.result import FOUND, SAMPLES
 from verl_ext.method.challenger_reward import extract_pair
 from verl_ext.method.trajectory import Trajectory as Conversation
@@ -51,6 +51,7 @@ class Trajectory:
     key: str
     conversation: Conversation
     step: int | None = None
+    prompt: int | None = None  # its number, where the run has prompts instead of steps
     hop: int = 0
     score: float | None = None
     valid: bool = True  # False if a service failed. Statistics leave it out.
@@ -72,6 +73,16 @@ class Trajectory:
         known = [(name, self.reward.get(name)) for name in PARTS]
         known += dict(self.reward.get("parts") or {}).items()  # of an environment's
         return {name: float(value) for name, value in known if isinstance(value, (int, float))}
+
+    @property
+    def verdict(self) -> str:
+        """How hard the question proved, and whether it takes fewer searches than its hops, in words."""
+        k, n = self.reward.get("k"), self.reward.get("n")
+        solved = [attempt.searches for attempt in self.attempts if attempt.right]
+        if self.targets and self.score == 1.0:  # the conversation is a solver's own attempt
+            solved.append(len(self.conversation.searches))
+        found = [difficulty(k, n) if k is not None and n else None, shortcut(self.hop, solved)]
+        return "; ".join(filter(None, found))
 
     @property
     def failures(self) -> list[str]:
@@ -220,7 +231,7 @@ def _previewed(found: Mapping[int, Record], record: Record, **at: Any) -> Trajec
     """Scored as in training and judged by the gates."""
     verdict = found.get(int(record["prompt_index"]), {"reasons": (), "accepted": False})
     reasons = tuple(verdict["reasons"]) or ("passed every gate",) * bool(verdict["accepted"])
-    return replace(_rollout(record, **at), reasons=reasons)
+    return replace(_rollout(record, **at), step=None, prompt=record["step"], reasons=reasons)
 
 
 @dataclass(frozen=True)
@@ -263,7 +274,7 @@ def _sample(fates: Mapping[int, _Fate], record: Record, **at: Any) -> Trajectory
         **at,
         key=f"{index}/{number}",
         conversation=conversation,
-        step=index,
+        prompt=index,
         hop=fate.hop,
         score=float(is_taken),
         question=question,

@@ -121,7 +121,7 @@ function render() {
       opener.append(button);
     }
     line.append(opener, ...data.columns.map((name, place) => element("td", cells[place] ?? "", {
-      "data-column": name, ...(typeof cells[place] === "number" ? { class: "number" } : { dir: "auto" }),
+      "data-column": name, "data-label": name.replace("_", " "), ...(typeof cells[place] === "number" ? { class: "number" } : { dir: "auto" }),
       ...(isHidden[place] ? { hidden: "" } : {}),
     })));
     return line;
