@@ -17,18 +17,15 @@ import pyarrow.parquet as pq
 from data.errors import DataError
 from data.parquet_io import arrow_faults
 from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, QuestionRow, has, plain, read_row
-from drzero.ops.hub import hub_fault
 from drzero.ops.text import is_encodable
+from search.sources.document import CorpusError
 from search.sources.files import Hints, SourceFile
+from search.sources.hub import HUB_URL, fetch_data_set
 from search.sources.records import READERS, Bad
 from verl_ext.method.answers import lost_in_comparison
 
 HUB_PREFIX = "hf://"
 CHAINS = "chains.jsonl"  # the demo world's questions
-_HUB_URL = re.compile(
-    r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?"
-    r"/(?P<file>.+\.(parquet|jsonl|json|csv|tsv)(\.(gz|zst|bz2))?)"
-)
 _NAMED = re.compile(r"(?P<name>[^=/:~]+)=(?P<place>.+)", re.DOTALL)
 _SUFFIX = re.compile(r"(\.[a-z]+)(\.(gz|zst|bz2))?$")
 # The name of a split says less than its folder.
@@ -82,36 +79,21 @@ def split_name(source: str | Path) -> tuple[str | None, str]:
 def benchmark_file(source: str | Path) -> Path:
     """Return the local file of a path or `hf://datasets/OWNER/NAME[@REVISION]/FILE`, or raise DataError."""
     source = split_name(source)[1]
-    if not source.startswith(HUB_PREFIX):
-        path = Path(source).expanduser()
-        if not path.is_file():
-            raise DataError(f"there is no benchmark file at {path}: correct the path; {_ADVICE}")
-        return path
-    match = _HUB_URL.fullmatch(str(source))
-    if match is None:
-        raise DataError(
-            f"{source} names no file on the hub: write hf://datasets/OWNER/NAME/FILE, for example "
-            "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
-        )
-    # Most uses need no hub.
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError
-
-    fault = hub_fault()
-    try:
-        found = hf_hub_download(
-            match["repo"],
-            match["file"],
-            repo_type="dataset",
-            revision=match["revision"] or None,
-            local_files_only=fault is not None,
-        )
-        return Path(found)
-    except (OSError, ValueError, EntryNotFoundError) as error:
-        raise DataError(
-            f"{source} cannot be fetched, and the hub's cache does not hold it ({fault or error}). Check the "
-            "name, your connection and HF_HUB_OFFLINE, or download the file and give its path"
-        ) from error
+    path = Path(source).expanduser()
+    if source.startswith(HUB_PREFIX):
+        match = HUB_URL.fullmatch(source)
+        if match is None or SourceFile(Path(match["path"] or ""), "").kind not in READERS:
+            raise DataError(
+                f"{source} names no file on the hub: write hf://datasets/OWNER/NAME/FILE, for example "
+                "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
+            )
+        try:
+            path = fetch_data_set(source)
+        except CorpusError as error:
+            raise DataError(str(error)) from error
+    if not path.is_file():
+        raise DataError(f"there is no benchmark file at {path}: correct the path; {_ADVICE}")
+    return path
 
 
 def choose_questions(
@@ -134,8 +116,8 @@ def choose_questions(
 
 def _title(source: str | Path) -> str:
     place = split_name(source)[1]
-    hub = _HUB_URL.fullmatch(place)
-    path = PurePosixPath(f"{hub['repo']}/{hub['file']}" if hub else Path(place).expanduser().absolute())
+    hub = HUB_URL.fullmatch(place)
+    path = PurePosixPath(f"{hub['repo']}/{hub['path']}" if hub else Path(place).expanduser().absolute())
     for part in (_SUFFIX.sub("", path.name), *(parent.name for parent in path.parents)):
         if part and part != "data" and not _SPLIT.fullmatch(part):
             return part

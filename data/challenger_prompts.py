@@ -20,26 +20,12 @@ from data.parquet_io import training_row, write_training_rows
 from data.prose import prose_share, without_lead_in
 from search.indexing.boundaries import Boundaries
 from search.indexing.chunking import document_of
+from search.sources.corpus import Some
 from verl_ext.method.passages import defuse
 from verl_ext.method.prompts import MAX_TURNS, PromptForm, challenger_messages
 
 Document = tuple[str, str, str]  # id, title, text
-_EXAMPLES = 5
 _CHARACTERS = 16  # characters per token. Only this much of a text is tokenized
-
-
-@dataclass
-class LeftOut:
-    """Index entries that no prompt shows, with examples."""
-
-    count: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, shown: str) -> None:
-        """Count one."""
-        self.count += 1
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append(" ".join(shown.split())[:200])
 
 
 @dataclass(frozen=True)
@@ -52,12 +38,12 @@ class PrepareReport:
     wanted_hops: dict[int, int]
     corpus_documents: int
     read_documents: int
-    short: LeftOut
-    unsaid: LeftOut
-    repeated: LeftOut
+    short: Some
+    unsaid: Some
+    repeated: Some
     train_documents: int
     heldout_documents: int
-    cut_documents: LeftOut
+    cut_documents: Some
     cycles: float
     heldout_is_disjoint: bool
 
@@ -195,7 +181,7 @@ class _Drawn:
     def __init__(self, tokenizer: Tokenizer, least: int, prose: float, rng: random.Random) -> None:
         self._tokenizer, self._least, self._prose, self._rng = tokenizer, least, prose, rng
         self.seen = 0
-        self.short, self.unsaid, self.repeated = LeftOut(), LeftOut(), LeftOut()
+        self.short, self.unsaid, self.repeated = Some(), Some(), Some()
 
     def sample(self, documents: Iterable[Document], size: int, in_random_order: bool) -> list[Document]:
         """Draw in random order: the first of documents in random order, else a reservoir, spread over all."""
@@ -265,7 +251,7 @@ class _RowMaker:
     max_turns: int
     seed: int
     corpus_id: str
-    cut: LeftOut = field(default_factory=LeftOut)
+    cut: Some = field(default_factory=Some)
 
     def rows(self, documents: list[Document], hop_counts: list[int], split: str) -> list[dict[str, Any]]:
         """Return `hop_counts[i]` rows of i + 1 hops. Documents repeat in a new order each time."""

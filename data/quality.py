@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from data.challenger_prompts import LeftOut, PrepareReport, in_words
+from data.challenger_prompts import PrepareReport, in_words
 from drzero.ops.files import atomic_write
 from drzero.ops.text import counted
 from search.indexing.build import IndexReport
+from search.sources.corpus import Some
 
 FILE = "quality.json"
 
@@ -93,6 +94,6 @@ def quality_lines(
         )
 
 
-def _left_out(some: LeftOut, prompts: PrepareReport, what: str) -> Iterator[str]:
+def _left_out(some: Some, prompts: PrepareReport, what: str) -> Iterator[str]:
     if some.count:
         yield f"{some.count} of {prompts.read_documents} entries {what} (such as {some.examples[0][:80]!r})"

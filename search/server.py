@@ -155,7 +155,7 @@ async def _serve(
         await asyncio.to_thread(store.check_embedder, cast(Embedder, embedder))
         batch = BatchLimits(args.max_batch, args.max_queue, args.window_ms / 1000)
         limits = ServiceLimits(cache_bytes=args.cache_mb << 20, batch=batch)
-        retrieval = Retrieval(store, encoders, metrics, limits, folds=encoders.model.folds)
+        retrieval = Retrieval(store, encoders, metrics, limits)
         config = configure(RetrievalApp(retrieval, token, args.access_log))
         listen(listener)
         print(f"serving {store.info.documents} documents of {store.name!r} with {spec.name}", flush=True)

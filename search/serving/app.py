@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import FastAPI, Request, Response, Security, params
+from fastapi import Depends, FastAPI, HTTPException, Request, Response, Security, params
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
@@ -285,26 +285,28 @@ def _rest(retrieval: Retrieval, is_known: Callable[[bytes], bool], with_token: b
     def described() -> dict[str, str | int | bool]:
         return {"collection": store.name, **store.info.to_metadata()}
 
-    @app.get("/index", responses=_failures(needs_token), dependencies=_security(with_token))
-    async def index(request: Request) -> Response:
-        """Return the name of the served collection and how it was built."""
+    async def admit(request: Request) -> None:
         if not is_known(request.headers.get("authorization", "").encode("latin-1")):
-            return JSONResponse({"detail": _TOKEN_NEEDED}, 401, {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, _TOKEN_NEEDED, {"WWW-Authenticate": "Bearer"})
+
+    guards = [*_security(with_token), Depends(admit)]
+
+    @app.get("/index", responses=_failures(needs_token), dependencies=guards)
+    async def index() -> Response:
+        """Return the name of the served collection and how it was built."""
         return JSONResponse(described())
 
     @app.get(
         "/passages/{key:path}",
         responses=_failures(needs_token | {404: "The index has no passage with this id"}),
-        dependencies=_security(with_token),
+        dependencies=guards,
     )
-    async def passage(request: Request, key: str) -> Response:
+    async def passage(key: str) -> Response:
         """Return the text of one passage, its title on the first line."""
-        if not is_known(request.headers.get("authorization", "").encode("latin-1")):
-            return JSONResponse({"detail": _TOKEN_NEEDED}, 401, {"WWW-Authenticate": "Bearer"})
         async with reading:
             found = await asyncio.to_thread(store.passages_of, [key])
         if key not in found:
-            return JSONResponse({"detail": f"no passage {key!r}"}, 404)
+            raise HTTPException(404, f"no passage {key!r}")
         return JSONResponse({"id": key, "text": found[key]})
 
     @app.get(

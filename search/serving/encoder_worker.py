@@ -4,12 +4,10 @@ Its stdin is a socket: requests are pickles, answers eight bytes of length and a
 and SIGINT: a stop of the process group must not kill the encoder of open requests.
 """
 
-import json
 import os
 import pickle
 import signal
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,39 +16,6 @@ from setproctitle import setproctitle
 from drzero.ops.process.keeper import die_with
 from search.embedders import Embedder, EmbedderError
 from search.serving.encoders import CANARY, EncodeFailed, EncodeRequest, LoadRequest, ModelInfo
-
-
-def split_by_length(texts: Sequence[str]) -> Iterator[list[int]]:
-    """Yield positions of `texts` in groups, shortest first, up to twice the shortest plus 64 characters."""
-    group: list[int] = []
-    for position in sorted(range(len(texts)), key=lambda position: len(texts[position])):
-        if group and len(texts[position]) > 2 * len(texts[group[0]]) + 64:
-            yield group
-            group = []
-        group.append(position)
-    if group:
-        yield group
-
-
-def tokenizer_folds(embedder: Embedder) -> bool:
-    """Return whether `search.serving.service.fold` provably never changes a query's tokens.
-
-    BERT's normaliser drops case and control characters, and its splitter drops white space. Only special
-    tokens come earlier, and they contain a bracket. A prefix must end in white space.
-    """
-    try:
-        plan = json.loads(embedder.plain_tokenizer().to_str())
-    except EmbedderError:  # a tokenizer that cannot be read
-        return False
-    normaliser, splitter = plan.get("normalizer") or {}, plan.get("pre_tokenizer") or {}
-    prefix = embedder.prefixes.query
-    return (
-        (normaliser.get("type"), splitter.get("type")) == ("BertNormalizer", "BertPreTokenizer")
-        and normaliser["lowercase"]
-        and normaliser["clean_text"]
-        and all("[" in token["content"] for token in plan["added_tokens"])
-        and (not prefix or prefix[-1].isspace())
-    )
 
 
 def main() -> int:
@@ -71,8 +36,7 @@ def main() -> int:
         setproctitle(f"drzero: retrieval encoder {request.replica}")
         try:
             embedder = _load(request)
-            folds = tokenizer_folds(embedder)
-            info = ModelInfo(embedder.name, embedder.revision, embedder.dimension, embedder.prefixes, folds)
+            info = ModelInfo(embedder.name, embedder.revision, embedder.dimension, embedder.prefixes)
         except Exception as error:  # torch has no common type for a missing device or one without memory
             reason = f"embedder {request.spec.name!r} could not be loaded: {_one_line(error)}"
             send(error if isinstance(error, EmbedderError) else EmbedderError(reason))
@@ -104,12 +68,9 @@ def _load(request: LoadRequest) -> Embedder:
 def _answer(embedder: Embedder, request: EncodeRequest) -> np.ndarray | EncodeFailed:
     encode = embedder.encode_passages if request.passages else embedder.encode_queries
     try:
-        vectors = np.empty((len(request.texts), embedder.dimension), dtype=np.float32)
-        for positions in split_by_length(request.texts):
-            vectors[positions] = encode([request.texts[position] for position in positions])
+        return encode(request.texts)
     except Exception as error:  # a text or a device that fails: the server finds out which by repeating
         return EncodeFailed(_one_line(error))
-    return vectors
 
 
 def _one_line(error: Exception) -> str:

@@ -46,13 +46,12 @@ class LoadRequest(NamedTuple):
 
 
 class ModelInfo(NamedTuple):
-    """A loaded model. `folds`: `search.serving.service.fold` does not change its tokens."""
+    """A loaded model."""
 
     name: str
     revision: str
     dimension: int
     prefixes: Prefixes
-    folds: bool
 
 
 class EncodeRequest(NamedTuple):
@@ -229,7 +228,7 @@ class PooledEmbedder:
     def __init__(self, pool: EncoderPool, loop: asyncio.AbstractEventLoop) -> None:
         self._pool = pool
         self._loop = loop
-        self.name, self.revision, self.dimension, self.prefixes, _ = pool.model
+        self.name, self.revision, self.dimension, self.prefixes = pool.model
 
     def encode_passages(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors of the passages. Raises EmbedderError if the model or its process fails."""

@@ -6,12 +6,12 @@ Failures are not cached. Answers become JSON in the index thread, so a cached on
 """
 
 import asyncio
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,42 +22,7 @@ from search.serving.encoders import CANARY, EncoderPool
 from search.serving.metrics import Metrics
 from search.stored_index import StoredIndex
 
-Answer = TypeVar("Answer")
-
 _ENTRY_BYTES = 600  # Memory of an entry besides its query and answer: a key, links, slots in two dictionaries
-# ASCII without control characters and without "[", which begins BERT's special tokens.
-_FOLDABLE = re.compile(r"[ -Z\\-~\t\n\r]*")
-
-
-def fold(query: str) -> str:
-    """Return a plain-ASCII query in lower case with single spaces, any other unchanged."""
-    return " ".join(query.lower().split()) if _FOLDABLE.fullmatch(query) else query
-
-
-class ResultCache(Generic[Answer]):
-    """The most recently used answers, in at most `max_bytes`. `size` returns one answer's bytes."""
-
-    def __init__(self, max_bytes: int, size: Callable[[Answer], int]) -> None:
-        self._entries: LRUCache[tuple[str, int], tuple[Answer, int]] = LRUCache(
-            max_bytes, lambda entry: entry[1]
-        )
-        self._size = size
-
-    @property
-    def bytes(self) -> int:
-        """Bytes used by the entries."""
-        return int(self._entries.currsize)
-
-    def get(self, query: str, topk: int) -> Answer | None:
-        """Return the answer, None without one."""
-        entry = self._entries.get((query, topk))
-        return None if entry is None else entry[0]
-
-    def put(self, query: str, topk: int, answer: Answer) -> None:
-        """Store an answer, evicting the least recently used ones."""
-        size = sys.getsizeof(query) + self._size(answer) + _ENTRY_BYTES
-        if size <= self._entries.maxsize:
-            self._entries[query, topk] = answer, size
 
 
 class Hits(NamedTuple):
@@ -65,10 +30,6 @@ class Hits(NamedTuple):
 
     documents: tuple[bytes, ...]
     scores: tuple[float, ...]
-
-    def size(self) -> int:
-        """Return the bytes in memory."""
-        return sum(map(sys.getsizeof, (self, self.documents, self.scores, *self.documents, *self.scores)))
 
     def plain(self) -> bytes:
         """Return the list without scores, as JSON."""
@@ -83,6 +44,12 @@ class Hits(NamedTuple):
 
 
 _to_json = msgspec.json.Encoder().encode
+
+
+def _memory(entry: tuple[str, Hits]) -> int:
+    query, hits = entry
+    parts = (query, hits, hits.documents, hits.scores, *hits.documents, *hits.scores)
+    return _ENTRY_BYTES + sum(map(sys.getsizeof, parts))
 
 
 @dataclass(frozen=True)
@@ -104,38 +71,29 @@ class Retrieval:
         encoders: EncoderPool,
         metrics: Metrics,
         limits: ServiceLimits | None = None,
-        folds: bool = False,
     ) -> None:
         self.store = store
         self.metrics = metrics
-        self.limits = limits or ServiceLimits()
+        self.limits = limits = limits or ServiceLimits()
         self.draining = False
         self.batcher: Batcher[Hits] = Batcher(encoders, self._find, metrics, self.limits.batch)
-        self._fold = fold if folds else str
-        self._cache: ResultCache[Hits] = ResultCache(self.limits.cache_bytes, Hits.size)
+        self._cache: LRUCache[tuple[str, int], tuple[str, Hits]] = LRUCache(limits.cache_bytes, _memory)
         self._flights: dict[tuple[str, int], Query[Hits]] = {}
         self._canary: asyncio.Task[None] | None = None
-        metrics.cache_bytes.set_function(lambda: self._cache.bytes)
+        metrics.cache_bytes.set_function(lambda: self._cache.currsize)
 
     async def search(self, queries: Sequence[str], topk: int) -> list[Hits]:
         """Return each query's hits, in order."""
         self.metrics.queries.inc(len(queries))
-        if not self.limits.cache_bytes:
-            self.batcher.check_room(len(queries))
-            submitted = self.batcher.submit(queries, topk)
-            await self._wait(submitted)
-            return [query.future.result() for query in submitted]
-        keys = [self._fold(query) for query in queries]
-        found = {key: hits for key in keys if (hits := self._cache.get(key, topk)) is not None}
-        misses = sum(key not in found for key in keys)
-        self.metrics.cache_hits.inc(len(keys) - misses)
+        found = dict(entry for text in queries if (entry := self._cache.get((text, topk))))
+        misses = sum(text not in found for text in queries)
+        self.metrics.cache_hits.inc(len(queries) - misses)
         if misses:
-            missing = {key: query for key, query in zip(keys, queries, strict=True) if key not in found}
-            joined = self._join(missing, topk)
+            joined = self._join(list(dict.fromkeys(text for text in queries if text not in found)), topk)
             self.metrics.cache_misses.inc(misses)
             await self._wait(list(joined.values()))
-            found.update((key, flight.future.result()) for key, flight in joined.items())
-        return [found[key] for key in keys]
+            found.update((text, flight.future.result()) for text, flight in joined.items())
+        return [found[text] for text in queries]
 
     async def check(self) -> None:
         """Answer a canary query, without cache and queue. Raises what queries raise. Callers share one."""
@@ -163,16 +121,16 @@ class Retrieval:
                 limit_s, self.batcher.give_up, "the server is shutting down"
             )
 
-    def _join(self, missing: dict[str, str], topk: int) -> dict[str, Query[Hits]]:
-        """Join identical queries in progress, submit the others. `missing` maps keys to queries."""
+    def _join(self, missing: Sequence[str], topk: int) -> dict[str, Query[Hits]]:
+        """Join identical queries in progress, submit the others."""
         flights: dict[str, Query[Hits]] = {}
-        for key in missing:
-            query = self._flights.get((key, topk))
+        for text in missing:
+            query = self._flights.get((text, topk))
             if query is not None and not query.future.cancelled():
                 query.waiters += 1
-                flights[key] = query
+                flights[text] = query
         self.metrics.joins.inc(len(flights))
-        new = {key: text for key, text in missing.items() if key not in flights}
+        new = [text for text in missing if text not in flights]
         try:
             if new:
                 self.batcher.check_room(len(new))
@@ -180,16 +138,18 @@ class Retrieval:
             for query in flights.values():
                 self.batcher.leave(query)
             raise
-        for key, query in zip(new, self.batcher.submit(list(new.values()), topk), strict=True):
-            flights[key] = self._flights[key, topk] = query
-            query.future.add_done_callback(partial(self._land, key, query))
+        for query in self.batcher.submit(new, topk):
+            flights[query.text] = self._flights[query.text, topk] = query
+            query.future.add_done_callback(partial(self._land, query))
         return flights
 
-    def _land(self, key: str, query: Query[Hits], future: "asyncio.Future[Hits]") -> None:
-        if self._flights.get((key, query.topk)) is query:
-            del self._flights[key, query.topk]
+    def _land(self, query: Query[Hits], future: "asyncio.Future[Hits]") -> None:
+        key = query.text, query.topk
+        if self._flights.get(key) is query:
+            del self._flights[key]
         if not future.cancelled() and future.exception() is None:
-            self._cache.put(key, query.topk, future.result())
+            with suppress(ValueError):  # larger than the whole cache
+                self._cache[key] = query.text, future.result()
 
     async def _wait(self, queries: Sequence[Query[Hits]]) -> None:
         """Wait for all queries until the deadline, then leave them. Raises the first failure."""

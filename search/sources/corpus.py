@@ -24,21 +24,21 @@ from search.sources.texts import read_document
 from search.stored_index import DATABASE_FILE
 
 OnBad = Literal["stop", "skip"]
-_EXAMPLES = 3
+_EXAMPLES = 5
 
 
 @dataclass
 class Some:
-    """A count, and a few examples."""
+    """A count, and the beginnings of a few examples."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def add(self, example: object) -> None:
+    def add(self, example: str) -> None:
         """Count one."""
         self.count += 1
         if len(self.examples) < _EXAMPLES:
-            self.examples.append(str(example))
+            self.examples.append(" ".join(example.split())[:200])
 
 
 @dataclass

@@ -10,7 +10,7 @@ from drzero.ops.hub import hub_fault
 from search.sources.document import CorpusError
 from search.sources.files import COMPRESSED, RECORDS, TEXTS
 
-_URL = re.compile(r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?(/(?P<path>.+))?")
+HUB_URL = re.compile(r"hf://datasets/(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[^/]+))?(/(?P<path>.+))?")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -23,7 +23,7 @@ def is_data_set(source: Path | str) -> bool:
 
 def fetch_data_set(source: str) -> Path:
     """Fetch a data set's missing files. Returns the folder or pattern to read. Raises CorpusError."""
-    match = _URL.fullmatch(source if source.startswith("hf://") else f"hf://datasets/{source}")
+    match = HUB_URL.fullmatch(source if source.startswith("hf://") else f"hf://datasets/{source}")
     if match is None:
         raise CorpusError(
             f"{source} names no data set: write hf://datasets/OWNER/NAME, with /FILE for a part"
@@ -54,6 +54,7 @@ def fetch_data_set(source: str) -> Path:
         is_name = "" if source.startswith("hf://") else f"there is no file or folder {source!r}, and "
         raise CorpusError(
             f"{is_name}the data set {repo} cannot be fetched, nor does the hub's cache hold it "
-            f"({fault or str(error).splitlines()[0]}). Check the name, the connection and HF_HUB_OFFLINE"
+            f"({fault or str(error).splitlines()[0]}). Check the name, the connection and HF_HUB_OFFLINE, or "
+            "download it and give its path"
         ) from error
     raise CorpusError(f"the data set {repo} has no file {path or 'of a kind that can be read'}")

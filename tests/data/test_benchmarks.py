@@ -256,7 +256,7 @@ def test_a_hub_file_is_read_from_the_hubs_cache(hub_cache):
 
 
 def test_a_hub_file_out_of_reach_says_what_to_do(hub_cache):
-    with pytest.raises(DataError, match=r"cannot be fetched.*HF_HUB_OFFLINE, or download the file"):
+    with pytest.raises(DataError, match=r"cannot be fetched.*HF_HUB_OFFLINE, or download it"):
         load_benchmark(HUB_FILE)
 
 

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from search.errors import StoreUnavailable
 from search.serving.batching import Batcher, BatchLimits, Unavailable
-from search.serving.encoder_worker import split_by_length
 from search.serving.encoders import EncodeFailed, EncoderDied
 from search.serving.metrics import Metrics
 
@@ -247,15 +246,6 @@ async def test_each_topk_is_searched_separately():
     few, many, more = await asyncio.gather(bench.ask("a"), bench.ask("b", topk=5), bench.ask("c"))
     assert [len(answer) for (answer,) in (few, many, more)] == [1, 5, 1]
     assert sorted(bench.index.calls) == [(1, 5), (2, 1)]
-
-
-@given(st.lists(st.text(max_size=300), max_size=80))
-def test_groups_of_one_length_hold_every_text_once_and_pad_little(texts):
-    groups = list(split_by_length(texts))
-    assert sorted(place for group in groups for place in group) == list(range(len(texts)))
-    for group in groups:
-        lengths = [len(texts[place]) for place in group]
-        assert max(lengths) <= 2 * min(lengths) + 64
 
 
 @settings(max_examples=50)
