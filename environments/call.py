@@ -1,11 +1,6 @@
 """Tool calls in a model's text: parsed, and checked against the declared tools.
 
-    <tool_call>
-    {"name": "add", "arguments": {"a": 2, "b": 3}}
-    </tool_call>
-
-Calls inside the thinking are drafts. The model is told the error of an invalid call. `undeclared` marks
-invented tools.
+Calls inside the thinking are drafts. The model is told the error of an invalid call.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""Calls of an environment's own code: limited in time, with any error as one line.
-
-messages = await guarded("sums: Episode.messages", episode.messages, timeout_s=30)
-"""
+"""Calls of an environment's own code: limited in time, with any error as one line."""
 
 import asyncio
 import inspect

@@ -213,6 +213,12 @@ def smollm2_tokenizer(tiny_model: Path) -> Any:
 
 
 @pytest.fixture(scope="session")
+def tokenizer(smollm2_tokenizer: Any) -> Any:
+    """The same, by the name that most tests use."""
+    return smollm2_tokenizer
+
+
+@pytest.fixture(scope="session")
 def speaking_model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
     """A two-layer model that knows the protocol by heart; it takes half a minute."""
     from tiny_model import save_speaking_model

@@ -1,8 +1,5 @@
 """A run's checkpoints: which are whole, which one a rerun resumes from, and which may be removed.
 
-    settle_checkpoints(run)           # before veRL resumes
-    saved_step(run)                   # 40
-
 veRL 0.9.1 writes `global_step_N/actor`, then `data.pt`, in asynchronous modes `transfer_queue`, and last the
 number N. A kill or a copy loses N first, so files decide. Only this project's incomplete ones are deleted.
 """

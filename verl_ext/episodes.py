@@ -1,9 +1,6 @@
 """Plays an episode of any environment with a model, token in, token out.
 
-    (played,) = await play(taskset, row, model, EpisodeLimits(prompt_tokens=512, …))
-
 An error in the environment's code is a `fault` without a score. Errors of the model's engine are raised.
-`Taskset.player` may name another such function, with one `Played` per branch, the episode's own last.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -80,7 +77,7 @@ Player: TypeAlias = Callable[[Taskset, Row, Model, EpisodeLimits], Awaitable[Seq
 
 
 async def play_row(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
-    """Play a row with its taskset's player. Returns at least one `Played`."""
+    """Play a row with its taskset's player. Returns one `Played` per branch, the episode's own last."""
     module, _, name = taskset.player.partition(":")
     player: Player = getattr(import_module(module), name)
     return list(await player(taskset, row, model, limits))

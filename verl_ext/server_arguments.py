@@ -1,8 +1,5 @@
 """Arguments of a model server as a user sets them, checked without the server and put on its command line.
 
-    sglang_arguments()["tool_call_parser"].fault("hermse")      # "is 'hermse', not one of …"
-    as_words({"page_size": 16}, sglang_arguments())             # ("--page-size", "16")
-
 A laptop must refuse a misspelt argument too, so `verl_ext.sglang.read_arguments` wrote SGLang's into a table.
 """
 

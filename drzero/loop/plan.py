@@ -1,7 +1,4 @@
-"""The plan of a loop: which stages run, in which order, with which overrides.
-
-Iteration 0 evaluates the base model. The plan has no paths: a stage's config derives them from `iteration`.
-"""
+"""The stages of a loop in order, with their overrides. Iteration 0 evaluates the base model."""
 
 import re
 from collections.abc import Sequence

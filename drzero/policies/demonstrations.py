@@ -1,8 +1,5 @@
 """Warm-start demonstrations: conversations of a search agent in the demo world's `warmstart` split.
 
-    world = generate_world(17, "warmstart", passages=480, chains_per_hop=400)
-    make_demonstrations(world, challenger={1: 80}, solver={1: 40}, retrieve=world_retriever(world))
-
 Assistant turns are the raw text a model has to generate. No entity of the `run` split occurs.
 """
 

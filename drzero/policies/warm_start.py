@@ -95,11 +95,7 @@ class OwnTokenTrainer(Trainer):
     """Transformers' Trainer, with the mean negative log-likelihood of the model's own tokens."""
 
     def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Any = None,
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """The loss. Raises ValueError if outputs are requested, because only some are computed."""
         if return_outputs:
@@ -121,13 +117,7 @@ def train(out: Path, work: Path, steps: int, batch_size: int, lr: float, seed: i
 
 
 def fit(
-    examples: Sequence[Example],
-    tokenizer: Any,
-    work: Path,
-    steps: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
+    examples: Sequence[Example], tokenizer: Any, work: Path, steps: int, batch_size: int, lr: float, seed: int
 ) -> tuple[Path, list[float]]:
     """Train an adapter of the base model. Returns its last checkpoint in `work`, and the losses."""
     torch.manual_seed(seed)

@@ -211,11 +211,10 @@ def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
 def _tidy(config: DictConfig, folder: Path) -> None:
     for line in settle_checkpoints(folder, start_step(config)):
         say("checkpoints", line)
-    for partial in (folder / "dumps").glob("*.partial"):
-        partial.unlink()
     if (note := read_note(folder)) and not note.collapsed:
         drop_note(folder)
-    remove_temporaries(folder)
+    for place in (folder, folder / "dumps"):
+        remove_temporaries(place)
     for old in (folder / PROGRESS).glob("*.json"):
         old.unlink()
     _plan_validation(config, folder)

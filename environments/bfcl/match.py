@@ -1,8 +1,5 @@
 """Whether calls are right by BFCL's AST match. The rules are `ast_checker`'s, except calls that crash it.
 
-    answers = [{"area": {"base": [3], "unit": ["cm", ""]}}]       # an empty text: the argument is optional
-    calls_fault(documents, [("area", {"base": 3})], answers)      # None: they are right
-
 Texts are compared without case, spaces and `,./-_*^`, the calls of a turn in any order.
 """
 
@@ -140,9 +137,9 @@ def _kind(document: Mapping[str, Any], language: Language) -> _Kind:
     inner = document["items"]["type"] if named in _NESTED and language == "Python" else None
     if language == "Python":
         outer = _PYTHON[named]
+        elements = None if inner is None else _PYTHON[inner]
         # JSON may write 2.0 as 2.
-        convert = (lambda value: float(value) if type(value) is int else value) if outer is float else _same
-        return _Kind(outer, None if inner is None else _PYTHON[inner], convert)
+        return _Kind(outer, elements, lambda one: float(one) if (outer, type(one)) == (float, int) else one)
     return _foreign_kind(document, language)
 
 
@@ -165,10 +162,6 @@ def _foreign_kind(document: Mapping[str, Any], language: Language) -> _Kind:
         return converter(value, named, *inner)
 
     return _Kind(types[named], types[inner[0]] if inner else None, convert)
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _elements_fit(value: Any, inner: type, right: Sequence[Any]) -> bool:

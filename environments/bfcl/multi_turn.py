@@ -1,7 +1,5 @@
 """`bfcl-multi-turn`: a user with several requests, and tools that change a file system, a car, an account.
 
-    taskset = load(categories=["multi_turn_miss_func"])
-
 A turn without calls brings the next request. The first wrong user's turn ends the episode. The reward is the
 share of right ones, and `success` means all. The four categories tell the same 200 stories: training has 150
 as `multi_turn_base`, evaluation the other 50 in all four, and 450 tasks are in neither.

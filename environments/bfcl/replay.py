@@ -1,9 +1,5 @@
 """A conversation of BFCL, run on the classes of `bfcl-eval` with new objects for each rollout.
 
-    replay = Replay(classes=["GorillaFileSystem"], config={…}, truth=[["mkdir('a')"]], long_context=False)
-    replay.call("mkdir", {"dir_name": "a"})     # the tool's answer
-    replay.end_turn()                           # None: the state is as after the right calls
-
 The package's executor evaluates a model's text as Python, and rollouts share its objects. Only its
 `state_checker` and `response_checker` are used, and `ast` parses the right calls.
 """

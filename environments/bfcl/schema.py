@@ -1,7 +1,5 @@
 """BFCL's function documents as tools, in the JSON schema that chat templates show a model.
 
-    to_tool({"name": "area", "description": …, "parameters": {"type": "dict", "properties": {…}}})
-
 As on the leaderboard, every argument in Java or JavaScript is a text in that syntax.
 """
 

@@ -1,8 +1,4 @@
-"""`bfcl-single-turn`: one question, some functions, and the calls that answer it, for a reward of 1 or 0.
-
-taskset = load(categories=["live_simple"])    # by default only evaluates on these, a test set
-taskset = load(file="calls.jsonl")            # your own, in the same format
-"""
+"""`bfcl-single-turn`: one question, some functions, and the calls that answer it, for a reward of 1 or 0."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,8 +1,4 @@
-"""BFCL's tasks: from the package `bfcl-eval` without its dependencies, or from a file in the same format.
-
-tasks("live_simple")                           # of the package, with their answers
-tasks_of_file("calls.jsonl", "train", check)   # one JSON object a line
-"""
+"""BFCL's tasks: from the package `bfcl-eval` without its dependencies, or from a file in the same format."""
 
 import json
 import random

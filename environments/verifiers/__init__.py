@@ -1,7 +1,4 @@
-"""`verifiers:NAME`: tasksets of the package `verifiers` (0.4, the extra `environments`) as environments.
-
-find("verifiers:textarena").load(game="Mastermind-v0")      # `verl_ext.verifiers` plays it
-"""
+"""`verifiers:NAME`: tasksets of the package `verifiers` (0.4, the extra `environments`) as environments."""
 
 from collections.abc import Sequence
 from typing import Any

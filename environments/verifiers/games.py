@@ -1,7 +1,4 @@
-"""TextArena's offline one-player games: the library's taskset `textarena` lists only five, which download.
-
-find("verifiers:textarena").load(game="Mastermind-v0")
-"""
+"""TextArena's offline one-player games: the library's taskset `textarena` lists only five, which download."""
 
 import copy
 import itertools

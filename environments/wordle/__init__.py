@@ -1,7 +1,4 @@
-"""Wordle: a secret word of five letters, and six guesses. Unlike TextArena's, this one runs offline.
-
-drzero train env=wordle model=demo-policy steps=20
-"""
+"""Wordle: a secret word of five letters, and six guesses. Unlike TextArena's, this one runs offline."""
 
 from environments.wordle.game import Wordle
 

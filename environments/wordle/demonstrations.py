@@ -1,7 +1,4 @@
-"""Solved games for the warm start. The player spells its guess, since a small model knows no letters.
-
-for messages in demonstrations(seed=0, n=1200): …       # a held-out word is never the secret
-"""
+"""Solved games for the warm start. The player spells its guess, since a small model knows no letters."""
 
 import random
 from collections.abc import Iterator

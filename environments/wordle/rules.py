@@ -1,7 +1,4 @@
-"""The colours of a guess, the words that agree with them, and the word lists (words/README.md).
-
-colours("geese", "eerie")     # "XGYXG": a letter is coloured as often as the secret has it, greens first
-"""
+"""The colours of a guess, the words that agree with them, and the word lists (words/README.md)."""
 
 import hashlib
 from collections import Counter
@@ -15,7 +12,7 @@ EVAL_SHARE = 0.2  # the share of answers held out
 
 
 def colours(guess: str, secret: str) -> str:
-    """A colour for each letter. Raises ValueError for words of different lengths."""
+    """A colour for each letter, as often as the secret has it, greens first. Raises ValueError."""
     pairs = list(zip(guess, secret, strict=True))
     left = Counter(there for here, there in pairs if here != there)
     found = []
@@ -30,15 +27,10 @@ def colours(guess: str, secret: str) -> str:
     return "".join(found)
 
 
-def agrees(word: str, guess: str, seen: str) -> bool:
-    """Whether a word could be the secret if the guess got the colours `seen`."""
-    return colours(guess, word) == seen
-
-
 def candidates(words: Iterable[str], history: Iterable[tuple[str, str]]) -> list[str]:
     """The words that agree with every guess and its colours, in their order."""
     known = list(history)
-    return [word for word in words if all(agrees(word, guess, seen) for guess, seen in known)]
+    return [word for word in words if all(colours(guess, word) == seen for guess, seen in known)]
 
 
 @cache

@@ -2,12 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
-
-import pytest
 
 
-def environment(tmp_path_factory: pytest.TempPathFactory, package: str) -> Path:
+def environment(tmp_path_factory, package):
     """The Python of a new environment with this package; from the package index, so it needs a network."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)

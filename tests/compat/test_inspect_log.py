@@ -6,7 +6,6 @@ make compat      # DRZERO_COMPAT=1; makes an environment with inspect-ai
 import json
 import os
 import subprocess
-from typing import Any
 
 import pytest
 from made_run import challenger_row, challenger_run, lines
@@ -39,7 +38,6 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def read(tmp_path_factory):
-    """What the package reads of the log of a run with two steps, with an invalid row and an odd one."""
     folder = challenger_run(tmp_path_factory.mktemp("run") / "demo", steps=2, rows=3)
     odd = [challenger_row(2, k=None), challenger_row(2, 1, answer="\ud800\x00\u202e")]
     lines(folder / "dumps" / "step_0002.jsonl", odd)
@@ -48,7 +46,7 @@ def read(tmp_path_factory):
     done = subprocess.run(
         [python, "-c", READ, str(log.parent)], check=True, stdout=subprocess.PIPE, text=True
     )
-    found: dict[str, Any] = json.loads(done.stdout)
+    found = json.loads(done.stdout)
     return found
 
 

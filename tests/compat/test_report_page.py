@@ -25,7 +25,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31
 MANY = 10_000
 
 
-def runs(folder: Path) -> dict[str, Path]:
+def runs(folder):
     """A finished run, a killed one with failures, a failed loop, a hostile and an empty run, a long one."""
     hostile = challenger_run(folder / "hostile", steps=1, rows=1)
     rows = [challenger_row(1, n, question=f"{HOSTILE} {n}?", answer=f"{HOSTILE} indeed") for n in range(3)]
@@ -53,13 +53,11 @@ def runs(folder: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    """A Python with playwright."""
     return environment(tmp_path_factory, "playwright==1.65.2")
 
 
 @pytest.fixture(scope="module")
 def seen(python, tmp_path_factory):
-    """What the browser saw of each page."""
     folder = tmp_path_factory.mktemp("pages")
     pages = {name: str(write_report(run)) for name, run in runs(folder).items()}
     script = Path(__file__).parent / "drive_page.py"

@@ -22,18 +22,9 @@ if not os.environ.get("DRZERO_COMPAT"):
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sglang")
-    command = [
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"),
-        *(
-            "--python-version",
-            SGLANG_IMAGE.python,
-            "--platform",
-            "manylinux_2_34_x86_64",
-            "--platform",
-            "any",
-        ),
-        *("--dest", str(folder), f"sglang=={PINNED}"),
-    ]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+    command += ["--python-version", SGLANG_IMAGE.python, "--platform", "manylinux_2_34_x86_64"]
+    command += ["--platform", "any", "--dest", str(folder), f"sglang=={PINNED}"]
     subprocess.run(command, check=True)
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:

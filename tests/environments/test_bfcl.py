@@ -1,7 +1,6 @@
 """BFCL's two environments: right calls, held-out tasks, isolated rollouts, bad input.
 
 `bench/bfcl_scorer.py` compares the scorers with the package's own, which cannot be imported here.
-
 """
 
 import asyncio
@@ -10,11 +9,8 @@ import inspect
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import mpmath
 import pytest
@@ -32,72 +28,47 @@ from environments.call import parse_calls, tool_name
 from environments.conversation import Turn
 from environments.fault import EnvironmentUnusable
 from environments.registry import find
-from environments.row import Split
 from verl_ext.episodes import EpisodeLimits, Sampled, play
 
 
-def document(name: str = "book", **properties: Mapping[str, Any]) -> dict[str, Any]:
+def document(name="book", **properties):
     """A function document without required arguments."""
     parameters = {"type": "dict", "properties": properties, "required": []}
     return {"name": name, "description": "Books.", "parameters": parameters}
 
 
-def calls_of(*made: tuple[str, Mapping[str, Any]]) -> str:
+def calls_of(*made):
     """Calls as a model writes them."""
     written = [{"name": name, "arguments": arguments} for name, arguments in made]
     return "\n".join(f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in written)
 
 
-def turn_of(episode: SingleTurnEpisode | MultiTurnEpisode, text: str) -> Turn:
+def turn_of(episode, text):
     return Turn(text, parse_calls(text, episode.tools()))
 
 
-class TestMatch:
-    @pytest.mark.parametrize(
-        ("declared", "right", "value", "is_right"),
-        [
-            ("string", ["New York"], "new-york.", True),
-            ("string", ["New York"], "York", False),
-            ("string", ["5"], 5, False),
-            ("integer", [5], 5, True),
-            ("integer", [5], 5.0, False),
-            ("integer", [1], True, False),
-            ("integer", ["count"], "count", True),  # the answer is the name of a variable
-            ("float", [5.0], 5, True),
-            ("boolean", [True], True, True),
-            ("boolean", [True], 1, False),
-            ("any", [7], 7, True),
-            ("dict", [{"size": ["L", "XL"], "colour": ["", "red"]}], {"size": "l"}, True),
-            ("dict", [{"size": ["L"]}], {"size": "L", "colour": "red"}, False),
-            ("dict", [{"size": ["L"]}], {}, False),
-            ("string", ["x"], None, False),
-            ("integer", [1], [[1]], False),
-            ("string", ["x"], {"x": 1}, False),
-            ("number", [2.0], 2, True),
-            ("no such type", [2.0], 2, False),
-        ],
-    )
-    def test_a_value_is_right_by_type_and_value(self, declared, right, value, is_right):
-        functions = [document(what={"type": declared})]
-        fault = calls_fault(functions, [("book", {"what": value})], [{"book": {"what": right}}])
-        assert (fault is None) == is_right, fault
+RIGHT = [("string", ["New York"], "new-york."), ("integer", [5], 5), ("float", [5.0], 5), ("any", [7], 7)]
+RIGHT += [("boolean", [True], True), ("number", [2.0], 2)]
+RIGHT += [("integer", ["count"], "count")]  # the answer is the name of a variable
+RIGHT += [("dict", [{"size": ["L", "XL"], "colour": ["", "red"]}], {"size": "l"})]
+RIGHT += [(["string"], [["a b", "c"]], ["A-B", "C"]), (["integer"], [[1, 2], ""], [])]
+RIGHT += [(["dict"], [[{"x": [1]}, {"x": [2]}]], [{"x": 1}, {"x": 2}])]
+WRONG = [("string", ["New York"], "York"), ("string", ["5"], 5), ("string", ["x"], None)]
+WRONG += [("string", ["x"], {"x": 1}), ("integer", [5], 5.0), ("integer", [1], True), ("integer", [1], [[1]])]
+WRONG += [("boolean", [True], 1), ("no such type", [2.0], 2), ("dict", [{"size": ["L"]}], {})]
+WRONG += [("dict", [{"size": ["L"]}], {"size": "L", "colour": "red"})]
+WRONG += [(["string"], [["a", "c"]], ["c", "a"]), (["integer"], [[1, 2]], [1, "2"])]
+WRONG += [(["dict"], [[{"x": [1]}]], [{"x": 1}, {"x": 1}]), (["dict"], [[{"x": [1]}], ""], ["x"])]
 
-    @pytest.mark.parametrize(
-        ("inner", "right", "value", "is_right"),
-        [
-            ("string", [["a b", "c"]], ["A-B", "C"], True),
-            ("string", [["a", "c"]], ["c", "a"], False),
-            ("integer", [[1, 2]], [1, "2"], False),
-            ("integer", [[1, 2], ""], [], True),
-            ("dict", [[{"x": [1]}, {"x": [2]}]], [{"x": 1}, {"x": 2}], True),
-            ("dict", [[{"x": [1]}]], [{"x": 1}, {"x": 1}], False),
-            ("dict", [[{"x": [1]}], ""], ["x"], False),
-        ],
-    )
-    def test_a_list_is_right_element_by_element(self, inner, right, value, is_right):
-        functions = [document(what={"type": "array", "items": {"type": inner}})]
-        fault = calls_fault(functions, [("book", {"what": value})], [{"book": {"what": right}}])
-        assert (fault is None) == is_right, fault
+
+class TestMatch:
+    @pytest.mark.parametrize("case", [*RIGHT, *WRONG], ids=str)
+    def test_a_value_is_right_by_type_and_value_and_a_list_element_by_element(self, case):
+        declared, right, value = case
+        is_list = isinstance(declared, list)
+        kind = {"type": "array", "items": {"type": declared[0]}} if is_list else {"type": declared}
+        fault = calls_fault([document(what=kind)], [("book", {"what": value})], [{"book": {"what": right}}])
+        assert (fault is None) == any(case is one for one in RIGHT), fault
 
     def test_an_argument_may_be_left_out_where_the_answer_says_so(self):
         functions = [document(a={"type": "integer"}, b={"type": "integer"})]
@@ -121,13 +92,11 @@ class TestMatch:
         assert calls_fault(java, [("book", text | {"far": "5"})], right, "Java") is not None
         assert calls_fault(java, [("book", text | {"far": 5})], right, "Java") is not None
         script = [document(ids={"type": "array", "items": {"type": "integer"}})]
-        assert (
-            calls_fault(script, [("book", {"ids": "[1, 2]"})], [{"book": {"ids": [[1, 2]]}}], "JavaScript")
-            is None
-        )
+        right = [{"book": {"ids": [[1, 2]]}}]
+        assert calls_fault(script, [("book", {"ids": "[1, 2]"})], right, "JavaScript") is None
 
     def test_a_text_that_would_take_the_packages_patterns_for_ever_is_wrong_at_once(self):
-        """They try every way to divide it: a second for 20 brackets, a day for 40."""
+        # They try every way to divide it: a second for 20 brackets, a day for 40.
         script = [document(ids={"type": "array", "items": {"type": "array"}})]
         endless = {"ids": "[[a]" + ",[a]" * 40}
         fault = calls_fault(script, [("book", endless)], [{"book": {"ids": [[1]]}}], "JavaScript")
@@ -137,11 +106,10 @@ class TestMatch:
 class TestSingleTurn:
     @pytest.fixture(scope="class")
     def of_category(self):
-        """The first task of some categories. Playing one does not change a later score."""
         names = ("simple_python", "parallel", "irrelevance", "live_relevance", "simple_java")
         return {name: SingleTurnEpisode(SingleTurn().row(tasks(name)[0]).data) for name in names}
 
-    def play(self, episode: SingleTurnEpisode, text: str) -> tuple[float, Mapping[str, float], str | None]:
+    def play(self, episode, text):
         episode.respond(turn_of(episode, text))
         score = episode.score()
         assert score.success == (score.reward == 1.0)
@@ -196,23 +164,18 @@ class TestSingleTurn:
         assert self.play(episode, calls_of((tool_name(episode.tools()[0]), {})))[0] == 1.0
 
     def test_tools_have_json_schemas_and_java_takes_texts(self, of_category):
-        nested = {
-            "type": "dict",
-            "properties": {"x": {"type": "float"}, "y": {"type": "tuple", "items": {"type": "any"}}},
-        }
-        tool = to_tool(document(where=nested))["function"]["parameters"]
+        properties = {"x": {"type": "float"}, "y": {"type": "tuple", "items": {"type": "any"}}}
+        tool = to_tool(document(where={"type": "dict", "properties": properties}))["function"]["parameters"]
+        shown = {"x": {"type": "number"}, "y": {"type": "array", "items": {"type": "string"}}}
         assert tool["type"] == "object"
-        assert tool["properties"]["where"] == {
-            "type": "object",
-            "properties": {"x": {"type": "number"}, "y": {"type": "array", "items": {"type": "string"}}},
-        }
+        assert tool["properties"]["where"] == {"type": "object", "properties": shown}
         (java,) = of_category["simple_java"].tools()
         properties = java["function"]["parameters"]["properties"].values()
         assert {one["type"] for one in properties} == {"string"}
         assert language_of("simple_javascript") == "JavaScript"
 
 
-def truth_calls(task: Mapping[str, Any], calls: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+def truth_calls(task, calls):
     """The right calls of a turn with every argument by name."""
     made = []
     for text in calls:
@@ -226,13 +189,13 @@ def truth_calls(task: Mapping[str, Any], calls: Sequence[str]) -> list[tuple[str
     return made
 
 
-def _module(class_name: str) -> Any:
+def _module(class_name):
     from bfcl_eval.constants.executable_backend_config import CLASS_FILE_PATH_MAPPING
 
     return import_module(CLASS_FILE_PATH_MAPPING[class_name])
 
 
-def play_right(task: Mapping[str, Any], turns: int | None = None) -> MultiTurnEpisode:
+def play_right(task, turns=None):
     """An episode whose model makes the right calls, in the first `turns` of the user's turns."""
     episode = MultiTurnEpisode(MultiTurn().row(task).data)
     for calls in task["ground_truth"][:turns]:
@@ -242,7 +205,7 @@ def play_right(task: Mapping[str, Any], turns: int | None = None) -> MultiTurnEp
     return episode
 
 
-def the_task(name: str) -> Mapping[str, Any]:
+def the_task(name):
     return next(task for task in tasks(name.rpartition("_")[0]) if task["id"] == name)
 
 
@@ -267,9 +230,7 @@ class TestMultiTurn:
         score = episode.score()
         assert (score.reward, score.success) == (pytest.approx((turns - 1) / turns), False)
         assert episode.fault() == f"turn {turns}: nothing was called"
-
-    def test_an_episode_cut_short_is_scored_for_the_turns_that_ended(self):
-        assert play_right(the_task("multi_turn_base_3"), 0).score().reward == 0.0
+        assert play_right(task, 0).score().reward == 0.0
 
     def test_wrong_state_and_missing_lookups_end_the_episode(self):
         task = the_task("multi_turn_base_0")
@@ -277,23 +238,20 @@ class TestMultiTurn:
         answers = episode.respond(turn_of(episode, calls_of(("mkdir", {"dir_name": "tmp"}))))
         assert answers == [{"role": "tool", "content": "None"}]
         assert episode.respond(Turn("Done.")) is None
-        assert episode.fault() == (
-            "turn 1: Model instance for GorillaFileSystem does not match the state with ground truth "
-            "instance."
+        assert episode.fault().startswith(
+            "turn 1: Model instance for GorillaFileSystem does not match the state"
         )
 
     def test_what_cannot_be_called_is_told_and_counted(self):
         episode = MultiTurnEpisode(MultiTurn().row(the_task("multi_turn_base_0")).data)
-        text = (
-            calls_of(
-                ("rm_rf", {}),
-                ("_load_scenario", {"scenario": {}}),
-                ("cd", {"folder": 5}),
-                ("cd", {"to": "x"}),
-            )
-            + "<tool_call>{cd}</tool_call>"
-        )
-        answers = [message["content"] for message in episode.respond(turn_of(episode, text)) or ()]
+        made = [
+            ("rm_rf", {}),
+            ("_load_scenario", {"scenario": {}}),
+            ("cd", {"folder": 5}),
+            ("cd", {"to": "x"}),
+        ]
+        text = f"{calls_of(*made)}<tool_call>{{cd}}</tool_call>"
+        answers = [message["content"] for message in episode.respond(turn_of(episode, text))]
         assert answers[0].startswith("Error: there is no tool 'rm_rf'; the tools are ")
         assert answers[1].startswith("Error: there is no tool '_load_scenario'")
         assert answers[2] == "Error during execution: 'int' object has no attribute 'rstrip'"
@@ -304,19 +262,12 @@ class TestMultiTurn:
     def test_a_text_of_the_model_is_never_evaluated(self, tmp_path):
         trap = f"__import__('pathlib').Path({str(tmp_path / 'made')!r}).touch()"
         episode = MultiTurnEpisode(MultiTurn().row(the_task("multi_turn_base_0")).data)
-        episode.respond(
-            turn_of(
-                episode,
-                calls_of(
-                    (trap, {}), ("mkdir", {"dir_name": trap}), ("ls", {trap: 1}), ("cd", {"folder": trap})
-                ),
-            )
-        )
+        made = [(trap, {}), ("mkdir", {"dir_name": trap}), ("ls", {trap: 1}), ("cd", {"folder": trap})]
+        episode.respond(turn_of(episode, calls_of(*made)))
         assert not list(tmp_path.iterdir())
-        with pytest.raises(ValueError, match="is no call with literal arguments"):
-            literal_call(f"mkdir({trap})")
-        with pytest.raises(ValueError, match="is no call with literal arguments"):
-            literal_call(trap)
+        for text in (f"mkdir({trap})", trap):
+            with pytest.raises(ValueError, match="is no call with literal arguments"):
+                literal_call(text)
 
     @pytest.mark.parametrize(
         ("name", "arguments"),
@@ -355,13 +306,13 @@ class TestMultiTurn:
         assert said == multi_turn.NEW_TOOLS
 
     def test_a_hundred_rollouts_of_one_task_share_no_state(self):
-        """Each marks objects of each kind. The precision and a table belong to the process."""
+        # Each marks objects of each kind. The precision and a table belong to the process.
         classes = ["GorillaFileSystem", "TwitterAPI", "VehicleControlAPI", "MathAPI"]
         config = the_task("multi_turn_base_0")["initial_config"]
-        together = threading.Barrier(100)
+        together, login = threading.Barrier(100), {"username": "analyst_pro", "password": "Kj8#mP9$vL2"}
         bases = [{"value": value, "base": 10} for value in range(2, 13)]
 
-        def rollout(number: int, *, alone: bool = False) -> list[str]:
+        def rollout(number, *, alone=False):
             replay = Replay(classes, config, [[]], long_context=True)
             answers = []
             for step in range(3):
@@ -372,9 +323,7 @@ class TestMultiTurn:
                     replay.call("mkdir", {"dir_name": mark}),
                     replay.call("ls", {}),
                     replay.call("find", {"name": "mark"}),
-                    replay.call(
-                        "authenticate_twitter", {"username": "analyst_pro", "password": "Kj8#mP9$vL2"}
-                    ),
+                    replay.call("authenticate_twitter", login),
                     replay.call("post_tweet", {"content": mark}),
                     *(replay.call("get_outside_temperature_from_google", {}) for _ in range(number % 3 + 8)),
                     *(replay.call("logarithm", base | {"precision": 9 * number + 1}) for base in bases),
@@ -393,23 +342,18 @@ class TestMultiTurn:
         assert [answers[2].count("mark") for answers in found] == [1] * 100
 
     def test_a_payment_of_one_rollout_touches_no_card_of_another_nor_of_the_right_calls(self):
-        """Stories with long answers come with credit cards that the package has once for the process."""
+        # Stories with long answers come with credit cards that the package has once for the process.
         from bfcl_eval.eval_checker.multi_turn_eval.func_source_code.long_context import CREDIT_CARD_EXTENSION
 
         (card, *_), known = CREDIT_CARD_EXTENSION, copy.deepcopy(CREDIT_CARD_EXTENSION)
-        task = next(
-            task for task in tasks("multi_turn_long_context") if "TravelAPI" in task["involved_classes"]
-        )
+        stories = tasks("multi_turn_long_context")
+        task = next(task for task in stories if "TravelAPI" in task["involved_classes"])
         first, second = (Replay(["TravelAPI"], task["initial_config"], [[]], True) for _ in range(2))
         token = {"access_token": first._model.by_class["TravelAPI"].access_token}
         first.call("set_budget_limit", token | {"budget_limit": 1.0})
-        flight = {
-            "travel_from": "SFO",
-            "travel_to": "LAX",
-            "travel_date": "2024-11-11",
-            "travel_class": "first",
-        }
-        assert json.loads(first.call("book_flight", token | flight | {"card_id": card}))["booking_status"]
+        flight = {"from": "SFO", "to": "LAX", "date": "2024-11-11", "class": "first"}
+        paid = token | {f"travel_{name}": value for name, value in flight.items()} | {"card_id": card}
+        assert json.loads(first.call("book_flight", paid))["booking_status"]
         balances = [
             objects.by_class["TravelAPI"].credit_card_list[card]["balance"]
             for replay in (first, second)
@@ -419,7 +363,7 @@ class TestMultiTurn:
         assert known == CREDIT_CARD_EXTENSION
 
 
-def _module_constants(modules: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _module_constants(modules):
     """Constants of modules, except the weather, which changes with each answer."""
     return {
         f"{name}.{constant}": value
@@ -471,16 +415,14 @@ class TestWithoutThePackage:
     def test_one_error_says_how_it_is_installed(self, name):
         with pytest.raises(EnvironmentUnusable) as raised:
             find(name).load()
-        assert "is not installed: run `make setup`, or `uv pip install --no-deps bfcl-eval==" in str(
+        assert "not installed: run `make setup`, or `uv pip install --no-deps bfcl-eval==" in str(
             raised.value
         )
 
     def test_a_file_of_ones_own_in_python_needs_none(self, tmp_path):
         file = own_file(tmp_path, {"id": "own_0"}, {"id": "own_1", "split": "eval"})
         taskset = find("bfcl-single-turn").load(file=str(file))
-        rows: dict[Split, list[str]] = {
-            split: [row.id for row in taskset.rows(split, None, 0)] for split in ("train", "eval")
-        }
+        rows = {split: [row.id for row in taskset.rows(split, None, 0)] for split in ("train", "eval")}
         assert rows == {"train": ["own_0"], "eval": ["own_1"]}
         episode = taskset.episode(taskset.rows("train", 1, 0)[0])
         assert isinstance(episode, SingleTurnEpisode)
@@ -495,7 +437,7 @@ OWN = {
 }
 
 
-def own_file(folder: Path, *tasks: Mapping[str, Any]) -> Path:
+def own_file(folder, *tasks):
     file = folder / "calls.jsonl"
     file.write_text("".join(json.dumps(OWN | dict(task)) + "\n" for task in tasks))
     return file
@@ -511,10 +453,7 @@ class TestAFileOfOnesOwn:
             ({"question": [[{"role": "user"}]]}, '"question" is a list of turns'),
             ({"function": {}}, '"function" is a list of documents'),
             ({"function": [{"name": "book"}]}, '"function" is a list of documents'),
-            (
-                {"function": [document(what={"type": "str"})]},
-                "'str'} has no type of BFCL's for Python (string, ",
-            ),
+            ({"function": [document(what={"type": "str"})]}, "'str'} has no type of BFCL's for Python (str"),
             ({"function": [document(what={"type": "array"})]}, "'array'} has no type of BFCL's for Python ("),
             ({"ground_truth": None}, '"ground_truth" is a list'),
             ({"ground_truth": [{"buy": {}}]}, "calls a function of the task each"),
@@ -568,11 +507,11 @@ SUM = {
 class Scripted:
     """A model with fixed turns."""
 
-    def __init__(self, tokenizer: Any, *turns: str) -> None:
+    def __init__(self, tokenizer, *turns):
         self.tokenizer = tokenizer
-        self._turns: Iterator[str] = iter(turns)
+        self._turns = iter(turns)
 
-    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
+    async def sample(self, prompt_ids, max_tokens):
         """The next of its turns."""
         ids = self.tokenizer.encode(next(self._turns), add_special_tokens=False)
         return Sampled([*ids, self.tokenizer.eos_token_id])

@@ -12,7 +12,7 @@ from environments.conversation import Conversation, Turn, tool_message, user_mes
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "stop")]
 
 
-def call(raw: str) -> Call:
+def call(raw):
     (found,) = parse_calls(f"text <tool_call>{raw}</tool_call> more", TOOLS)
     return found
 

@@ -52,7 +52,6 @@ BEFORE_0_4 = "def load_environment():\n    pass\n"
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path, monkeypatch):
-    """Modules of tasksets, as installed packages have them."""
     sources = {
         "double_v1": TASKSET,
         "boxed": IN_A_BOX,
@@ -164,7 +163,7 @@ def test_a_game_that_textarena_does_not_have_is_answered_with_one_line():
     ],
 )
 def test_a_missing_extra_is_answered_with_the_command_that_installs_it(installed, said, monkeypatch):
-    def found(package: str) -> str:
+    def found(package):
         if package != "verifiers":
             return version(package)
         if installed is None:

@@ -25,7 +25,6 @@ def load(turns=1):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A user's own environments: a file, a package, and a project's folder with a module of its name."""
     own = tmp_path / "environments"
     for place in ("alone.py", "my_package/__init__.py", "vf-project/vf_project.py", ".hidden/__init__.py"):
         (own / place).parent.mkdir(parents=True, exist_ok=True)
@@ -39,15 +38,11 @@ def test_one_environment_has_one_name_however_it_is_typed(name):
     assert find(name).load().name == "wordle"
 
 
-@pytest.mark.parametrize(
-    ("typed", "name"),
-    [
-        ("alone", "alone"),
-        ("my-package", "my-package"),
-        ("my_package", "my-package"),
-        ("vf_project", "project"),
-    ],
-)
+TYPED = [("alone", "alone"), ("my-package", "my-package"), ("my_package", "my-package")]
+TYPED += [("vf_project", "project")]
+
+
+@pytest.mark.parametrize(("typed", "name"), TYPED)
 def test_the_users_own_are_found_in_their_folder(folder, typed, name):
     taskset = find(typed, folder).load(turns=3)
     assert isinstance(taskset, Taskset) and (taskset.name, taskset.max_turns) == (name, 3)
@@ -76,7 +71,6 @@ def test_two_folders_with_one_name_do_not_mix(folder, tmp_path):
 
 @pytest.fixture
 def installed(folder, monkeypatch):
-    """An installed package that declares an environment."""
     (folder.parent / "drzero_test_package.py").write_text(OWN.replace("def load", "def make"))
     monkeypatch.syspath_prepend(str(folder.parent))
     entry = EntryPoint("vf_installed", "drzero_test_package:make", registry.GROUP)

@@ -13,32 +13,27 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for 
 TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", '{"x": 1}', " so "]
 
 
-def tag(name: str, **arguments: str) -> str:
+def tag(name, **arguments):
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 A, B, END_IN_CALL = tag("a"), tag("b"), tag("a", q="what </think> means")
 
 
-@pytest.mark.parametrize(
-    ("text", "calls", "said"),
-    [
-        (f"<think>maybe {A}</think>{B}", ["b"], B),
-        (f"<think>maybe {A}</think>\n<answer>x</answer>", [], "\n<answer>x</answer>"),
-        (f"<think>maybe {A}", [], ""),
-        (f"Sure. <think>maybe {A} <answer>x</answer>", [], ""),
-        (f"the template opened it: {A} hm</think>{B}", ["b"], B),
-        (f"<think>one</think>{A}<think>two {A}</think>{B}", ["a", "b"], B),
-        (f"<think>one <think>two</think> {A} three</think>{B}", ["b"], B),
-        (f"<think>the tag <think> opens it {A}</think>{B}", ["b"], B),
-        (f"I could write <tool_call> now.</think>{B}", ["b"], B),
-        (f"I could write <tool_call> now. {A} No.</think>{B}", ["b"], B),
-        (END_IN_CALL, ["a"], END_IN_CALL),
-        (f"<think>so</think>{END_IN_CALL}", ["a"], END_IN_CALL),
-        (f"<THINK>{A}", ["a"], f"<THINK>{A}"),
-        ("", [], ""),
-    ],
-)
+TURNS = [(f"<think>maybe {A}</think>{B}", ["b"], B)]
+TURNS += [(f"<think>maybe {A}</think>\n<answer>x</answer>", [], "\n<answer>x</answer>")]
+TURNS += [(f"<think>maybe {A}", [], ""), (f"Sure. <think>maybe {A} <answer>x</answer>", [], "")]
+TURNS += [(f"the template opened it: {A} hm</think>{B}", ["b"], B)]
+TURNS += [(f"<think>one</think>{A}<think>two {A}</think>{B}", ["a", "b"], B)]
+TURNS += [(f"<think>one <think>two</think> {A} three</think>{B}", ["b"], B)]
+TURNS += [(f"<think>the tag <think> opens it {A}</think>{B}", ["b"], B)]
+TURNS += [(f"I could write <tool_call> now.</think>{B}", ["b"], B)]
+TURNS += [(f"I could write <tool_call> now. {A} No.</think>{B}", ["b"], B)]
+TURNS += [(END_IN_CALL, ["a"], END_IN_CALL), (f"<think>so</think>{END_IN_CALL}", ["a"], END_IN_CALL)]
+TURNS += [(f"<THINK>{A}", ["a"], f"<THINK>{A}"), ("", [], "")]
+
+
+@pytest.mark.parametrize(("text", "calls", "said"), TURNS)
 def test_a_call_or_an_answer_in_the_thinking_is_a_draft(text, calls, said):
     found = parse_calls(text, TOOLS)
     assert ([call.name for call in found], after_thinking(text)) == (calls, said)
@@ -63,16 +58,12 @@ def test_the_text_without_calls_keeps_the_thinking_with_its_drafts():
     assert outside_calls('<think>[1]</think>[{"name": "a"}]', "xlam") == "<think>[1]</think>"
 
 
-@pytest.mark.parametrize(
-    ("text", "thought", "ended"),
-    [
-        ("<think>\n one \n</think>x<think>two</think>y", "one\ntwo", True),
-        ("it began before</think>x", "it began before", True),
-        ("x<think>on and on", "on and on", False),
-        ("x", "", True),
-        ("<think>", "", False),
-    ],
-)
+THOUGHTS = [("<think>\n one \n</think>x<think>two</think>y", "one\ntwo", True)]
+THOUGHTS += [("it began before</think>x", "it began before", True)]
+THOUGHTS += [("x<think>on and on", "on and on", False), ("x", "", True), ("<think>", "", False)]
+
+
+@pytest.mark.parametrize(("text", "thought", "ended"), THOUGHTS)
 def test_thinking_is_the_rest_of_the_turn(text, thought, ended):
     assert thinking(text) == (thought, ended)
 

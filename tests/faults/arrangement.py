@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,12 +62,12 @@ class Outcome:
     run_cpu_s: float = 0.0
 
     @property
-    def overhead(self) -> float:
+    def overhead(self):
         """CPU seconds of the supervision divided by the run's."""
         return self.supervision_cpu_s / self.run_cpu_s if self.run_cpu_s else 0.0
 
 
-def retrieval_service(folder: Path, corpus: Path, fault: str = "", restarts: int = 0) -> ServiceSpec:
+def retrieval_service(folder, corpus, fault="", restarts=0):
     """The real retrieval server over a tiny collection."""
     port = reserve_port(None)
     arguments = (
@@ -79,7 +78,7 @@ def retrieval_service(folder: Path, corpus: Path, fault: str = "", restarts: int
     return _service("retrieval", folder, port, "search.server", arguments, work, fault, restarts)
 
 
-def solver_service(folder: Path, model: Path, fault: str = "", restarts: int = 0) -> ServiceSpec:
+def solver_service(folder, model, fault="", restarts=0):
     """The real reference engine's server with a tiny model."""
     port = reserve_port(None)
     arguments = ("--model", str(model), "--port", str(port), "--max-seq-len", "256")
@@ -87,16 +86,7 @@ def solver_service(folder: Path, model: Path, fault: str = "", restarts: int = 0
     return _service("solver", folder, port, "verl_ext.engine.api_server", arguments, work, fault, restarts)
 
 
-def _service(
-    name: str,
-    folder: Path,
-    port: int,
-    module: str,
-    arguments: tuple[str, ...],
-    work: tuple[str, ...],
-    fault: str,
-    restarts: int,
-) -> ServiceSpec:
+def _service(name, folder, port, module, arguments, work, fault, restarts):
     url = f"http://127.0.0.1:{port}"
     start = (str(HERE / "service.py"), fault, module) if fault else ("-m", module)
     return ServiceSpec(
@@ -110,19 +100,11 @@ def _service(
     )
 
 
-def address(spec: ServiceSpec) -> str:
+def address(spec):
     return spec.health_url.removesuffix("/health")
 
 
-def run_with_fault(
-    folder: Path,
-    script: str,
-    arguments: Sequence[str],
-    services: Sequence[ServiceSpec] = (),
-    strike: Callable[[ServiceGroup], None] | None = None,
-    strike_step: int = 2,
-    limits: Patience = LIMITS,
-) -> Outcome:
+def run_with_fault(folder, script, arguments, services=(), strike=None, strike_step=2, limits=LIMITS):
     """Run `script` under the supervision until it ends or the fault is reported, and clean up.
 
     A thread calls `strike` once, when the driver has reached the rollout of `strike_step`. The driver records
@@ -164,14 +146,7 @@ def run_with_fault(
     return outcome
 
 
-def _attend(
-    folder: Path,
-    group: ServiceGroup,
-    strike: Callable[[ServiceGroup], None] | None,
-    strike_step: int,
-    enough: threading.Event,
-    ended: threading.Event,
-) -> None:
+def _attend(folder, group, strike, strike_step, enough, ended):
     """Strike when it is time, and end the run once its stall is diagnosed."""
     deadline = time.monotonic() + LONGEST_S
     while not ended.wait(0.1):
@@ -189,11 +164,11 @@ def _attend(
             return
 
 
-def _events(folder: Path) -> list[dict]:
+def _events(folder):
     return read_json_lines(folder / "logs" / "events.jsonl")
 
 
-def judge(outcome: Outcome, folder: Path) -> None:
+def judge(outcome, folder):
     """Find the first event that names a culprit, its time, and the cost of the supervision."""
     last = {sample["component"]: sample for sample in read_json_lines(folder / SAMPLES_FILE)}
     outcome.run_cpu_s = sum(sample.get("cpu_s", 0.0) for sample in last.values())
@@ -217,9 +192,7 @@ def judge(outcome: Outcome, folder: Path) -> None:
             outcome.seconds = event["time"] - struck
 
 
-def _find_leftovers(
-    outcome: Outcome, folder: Path, services: Sequence[ServiceSpec], before: set[int]
-) -> None:
+def _find_leftovers(outcome, folder, services, before):
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
@@ -236,11 +209,11 @@ def _find_leftovers(
     outcome.left += [str(path) for pattern in ("*.tmp", "*.partial") for path in folder.rglob(pattern)]
 
 
-def _is_of(process: psutil.Process, folder: Path) -> bool:
+def _is_of(process, folder):
     return str(folder) in " ".join(process.info["cmdline"] or []) and process.pid != os.getpid()
 
 
-def server_of(group: ServiceGroup, name: str) -> psutil.Process:
+def server_of(group, name):
     """The process of a service itself, below its keeper."""
     service = next(service for service in group.services if service.spec.name == name)
     return psutil.Process(service.pid).children()[0]
@@ -249,18 +222,18 @@ def server_of(group: ServiceGroup, name: str) -> psutil.Process:
 class SilentServer:
     """Accepts every connection and never answers."""
 
-    def __enter__(self) -> str:
+    def __enter__(self):
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._taken: list[socket.socket] = []
+        self._taken = []
         threading.Thread(target=self._accept, daemon=True).start()
         return f"http://127.0.0.1:{self._listener.getsockname()[1]}/retrieve"
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._listener.close()
         for connection in self._taken:
             connection.close()
 
-    def _accept(self) -> None:
+    def _accept(self):
         while True:
             try:
                 self._taken.append(self._listener.accept()[0])

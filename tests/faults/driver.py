@@ -26,13 +26,13 @@ from verl_ext.telemetry import Heartbeat, waiting
 ROLLOUTS = 4
 
 
-def strike(options: argparse.Namespace) -> None:
+def strike(options):
     """Record that the fault begins now."""
     target = options.folder / "fault.json"
     target.write_text(json.dumps({"time": time.time()}))
 
 
-def is_struck(options: argparse.Namespace, step: int, *faults: str) -> bool:
+def is_struck(options, step, *faults):
     if options.fault in faults and step == options.fault_step:
         strike(options)
         return True
@@ -42,9 +42,7 @@ def is_struck(options: argparse.Namespace, step: int, *faults: str) -> bool:
 # The worker -------------------------------------------------------------------------------------------------
 
 
-async def rollout(
-    options: argparse.Namespace, step: int, search: SearchClient, http: httpx.AsyncClient
-) -> None:
+async def rollout(options, step, search, http):
     with waiting("rollout"):
         if is_struck(options, step, "block-loop"):
             tokenize_everything()
@@ -60,7 +58,7 @@ async def rollout(
         await asyncio.sleep(0.2)
 
 
-async def complete(url: str, http: httpx.AsyncClient) -> None:
+async def complete(url, http):
     """One completion, retried while the server fails, within a deadline."""
     async with asyncio.timeout(60):
         body = {"prompt": "Who came?", "max_tokens": 8}
@@ -68,12 +66,12 @@ async def complete(url: str, http: httpx.AsyncClient) -> None:
             await asyncio.sleep(0.5)
 
 
-def tokenize_everything() -> None:
+def tokenize_everything():
     """A call that never returns, in a coroutine."""
     time.sleep(100_000)
 
 
-async def work(options: argparse.Namespace) -> None:
+async def work(options):
     search = SearchClient(options.retrieval or "http://127.0.0.1:9", deadline_s=20)
     async with httpx.AsyncClient(trust_env=False) as http:
         while line := await asyncio.to_thread(sys.stdin.readline):
@@ -90,13 +88,13 @@ async def work(options: argparse.Namespace) -> None:
 class Sleepy:
     """A data set whose file does not answer."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options):
         self.options = options
 
-    def __len__(self) -> int:
+    def __len__(self):
         return 1000
 
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index):
         if index >= 2 and self.options.fault == "data-loader":
             if index == 2:
                 strike(self.options)
@@ -104,29 +102,29 @@ class Sleepy:
         return index
 
 
-def read_row() -> None:
+def read_row():
     time.sleep(100_000)
 
 
 class Worker:
     """The worker process and its finished rollouts."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         command = [sys.executable, __file__, "--worker", *sys.argv[1:]]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.finished: SimpleQueue[str] = SimpleQueue()
+        self.finished = SimpleQueue()
         threading.Thread(target=self._read, name="results", daemon=True).start()
 
-    def ask(self, step: int) -> None:
+    def ask(self, step):
         self.process.stdin.write(f"{step}\n")
         self.process.stdin.flush()
 
-    def _read(self) -> None:
+    def _read(self):
         for line in self.process.stdout:
             self.finished.put(line)
 
 
-def wait_for_batch(worker: Worker, patient: bool) -> None:
+def wait_for_batch(worker, patient):
     """Like veRL's replay buffer: poll until the batch is complete."""
     missing = ROLLOUTS
     while missing:
@@ -139,12 +137,12 @@ def wait_for_batch(worker: Worker, patient: bool) -> None:
             time.sleep(0.1)
 
 
-def start(options: argparse.Namespace, beat: Heartbeat) -> "tuple[Worker, object]":
+def start(options, beat):
     beat.beat(0, "start-up")
     if options.fault == "slow-start":
         strike(options)
         time.sleep(options.slow_s)
-    batches: object = iter(range(1000))
+    batches = iter(range(1000))
     if options.fault == "data-loader":
         from torch.utils.data import DataLoader
 
@@ -152,7 +150,7 @@ def start(options: argparse.Namespace, beat: Heartbeat) -> "tuple[Worker, object
     return Worker(), batches
 
 
-def train(options: argparse.Namespace) -> None:
+def train(options):
     beat = Heartbeat(options.folder / "heartbeats.jsonl")
     if options.fault == "no-steps":
         beat.beat(0, "start-up")
@@ -179,7 +177,7 @@ def train(options: argparse.Namespace) -> None:
         close()
 
 
-def update(options: argparse.Namespace, step: int) -> None:
+def update(options, step):
     total = sum(i * i for i in range(options.work))
     if is_struck(options, step, "memory"):
         size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
@@ -192,7 +190,7 @@ def update(options: argparse.Namespace, step: int) -> None:
     time.sleep(0.1 + 0 * total)
 
 
-def close() -> None:
+def close():
     """Waits for a thread that waits for the driver."""
     never = threading.Event()
     logger = threading.Thread(target=never.wait, name="metrics-writer")
@@ -200,7 +198,7 @@ def close() -> None:
     logger.join()
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--worker", action="store_true")
     parser.add_argument("--folder", type=Path, required=True)

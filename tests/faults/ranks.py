@@ -21,11 +21,11 @@ from setproctitle import setproctitle
 from verl_ext.telemetry import Heartbeat
 
 
-def strike(options: argparse.Namespace) -> None:
+def strike(options):
     (options.folder / "fault.json").write_text(json.dumps({"time": time.time()}))
 
 
-def rank(options: argparse.Namespace) -> None:
+def rank(options):
     import torch
     import torch.distributed as dist
 
@@ -56,15 +56,15 @@ def rank(options: argparse.Namespace) -> None:
 LONG = datetime.timedelta(hours=2)
 
 
-def load_model() -> None:
+def load_model():
     from_pretrained()
 
 
-def from_pretrained() -> None:
+def from_pretrained():
     time.sleep(100_000)
 
 
-def learn_with_error(options: argparse.Namespace, ones: "object") -> None:
+def learn_with_error(options, ones):
     import torch.distributed as dist
 
     try:
@@ -78,7 +78,7 @@ def learn_with_error(options: argparse.Namespace, ones: "object") -> None:
         queue.Queue().get()
 
 
-def learn_with_branch(options: argparse.Namespace, ones: "object") -> None:
+def learn_with_branch(options, ones):
     import torch
     import torch.distributed as dist
 
@@ -90,7 +90,7 @@ def learn_with_branch(options: argparse.Namespace, ones: "object") -> None:
     dist.all_reduce(ones)
 
 
-def learn_and_close(options: argparse.Namespace, ones: "object") -> None:
+def learn_and_close(options, ones):
     import torch.distributed as dist
 
     if options.rank == 1:
@@ -100,14 +100,14 @@ def learn_and_close(options: argparse.Namespace, ones: "object") -> None:
         dist.recv(ones, 1)
 
 
-def close() -> None:
+def close():
     import torch.distributed as dist
 
     dist.barrier()
     dist.destroy_process_group()
 
 
-def learn_in_silence(options: argparse.Namespace, ones: "object") -> None:
+def learn_in_silence(options, ones):
     """All ranks agree, and the network between them carries nothing any more."""
     import torch.distributed as dist
 
@@ -118,7 +118,7 @@ def learn_in_silence(options: argparse.Namespace, ones: "object") -> None:
         dist.all_reduce(ones)
 
 
-def stop_listening() -> None:
+def stop_listening():
     """Have gloo's thread hear its sockets no more: they stay open, as when a network falls silent."""
     opened = {
         int(link.name): os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()
@@ -130,7 +130,7 @@ def stop_listening() -> None:
                 poll.unregister(socket)
 
 
-def learn_in_stages(options: argparse.Namespace) -> None:
+def learn_in_stages(options):
     """A pipeline whose first stage sends micro-batches of 2 rows, and whose second expects more, of 4."""
     import torch
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
@@ -148,7 +148,7 @@ def learn_in_stages(options: argparse.Namespace) -> None:
         schedule.step(target=batch)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--fault", required=True)

@@ -8,8 +8,6 @@ import runpy
 import signal
 import sys
 import time
-from types import FrameType
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -18,19 +16,19 @@ FAULT, MODULE = sys.argv[1], sys.argv[2]
 begun = False
 
 
-def rebuild_index() -> None:
+def rebuild_index():
     """A call that never returns."""
     time.sleep(100_000)
 
 
-def begin(signum: int, frame: FrameType | None) -> None:
+def begin(signum, frame):
     global begun
     begun = True
     if FAULT == "block-loop":
         rebuild_index()
 
 
-async def faulty(app: Any, scope: Any, receive: Any, send: Any) -> None:
+async def faulty(app, scope, receive, send):
     """In front of the real app."""
     if begun and scope["type"] == "http" and FAULT in ("errors", "garbage"):
         path = Request(scope).url.path
@@ -43,20 +41,20 @@ async def faulty(app: Any, scope: Any, receive: Any, send: Any) -> None:
     await app(scope, receive, send)
 
 
-def main() -> None:
+def main():
     import uvicorn
 
     # The real server is built by its own module; only what uvicorn is given is wrapped.
     config = uvicorn.Config
 
-    class Wrapped(config):  # type: ignore[misc, valid-type]
-        def __init__(self, app: Any, **settings: Any) -> None:
-            async def outer(scope: Any, receive: Any, send: Any) -> None:
+    class Wrapped(config):
+        def __init__(self, app, **settings):
+            async def outer(scope, receive, send):
                 await faulty(app, scope, receive, send)
 
             super().__init__(outer, **settings)
 
-    uvicorn.Config = Wrapped  # type: ignore[misc]
+    uvicorn.Config = Wrapped
     signal.signal(signal.SIGUSR1, begin)
     sys.argv = sys.argv[2:]
     runpy.run_module(MODULE, run_name="__main__", alter_sys=True)

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scored_answers import answers, evaluated
 
-from drzero.loop.changes import ALL, ExactMatchChange, loop_changes, newcombe, over_seeds, paired
+from drzero.loop.changes import ALL, loop_changes, newcombe, over_seeds, paired
 from drzero.loop.report import report_scores
 
 COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
 
 
-def change_of(both: int, lost: int, gained: int, neither: int) -> ExactMatchChange:
+def change_of(both, lost, gained, neither):
     """The change with so many questions right in both, before alone, after alone, in neither."""
     before = [1] * both + [1] * lost + [0] * gained + [0] * neither
     after = [1] * both + [0] * lost + [1] * gained + [0] * neither
@@ -29,7 +29,7 @@ def change_of(both: int, lost: int, gained: int, neither: int) -> ExactMatchChan
     ids=["Bentur 2009", "Cavo 2012"],
 )
 def test_the_interval_agrees_with_published_examples(counts, low, high):
-    """As R's contingencytables gives them, with the opposite sign."""
+    # As R's contingencytables gives them, with the opposite sign.
     assert newcombe(*counts) == pytest.approx((low, high), abs=5e-4)
 
 

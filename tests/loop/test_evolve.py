@@ -53,15 +53,13 @@ class Attacked:
     problems: list[str]
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self):
         return Manifest(self.loop.checkpoints / "evolve" / "manifest.json")
 
 
 @pytest.fixture
 def drzero(capfd):
-    """The command line, in this process: starting one takes ten seconds of imports."""
-
-    def run(*arguments: str) -> Ended:
+    def run(*arguments):
         code = main(arguments)
         return Ended(code, *capfd.readouterr())
 

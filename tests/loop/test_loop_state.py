@@ -6,12 +6,10 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import Prepared
-from omegaconf import DictConfig
 
 from drzero.loop.identity import identity, input_identities, significant_config
 from drzero.loop.manifest import LoopChanged, Manifest
-from drzero.loop.plan import StageRun, compose_loop, plan_loop
+from drzero.loop.plan import compose_loop, plan_loop
 from drzero.loop.preflight import preflight_stage
 from drzero.loop.state import check_finished, forget, prune, recover, stages_from
 from drzero.recipe.compose import compose_plain
@@ -20,7 +18,7 @@ from drzero.recipe.compose import compose_plain
 class Finished:
     """A loop of two iterations with every stage complete and small files as results."""
 
-    def __init__(self, prepared: Prepared, folder: Path, *more: str) -> None:
+    def __init__(self, prepared, folder, *more):
         self.folder = folder
         arguments = ["iterations=2", "hardware=cpu", "model=demo-policy", "hop_ratio=[4,3,2,1]"]
         arguments += [f"base_model={prepared.model}"]
@@ -33,7 +31,7 @@ class Finished:
             for run in self.plan:
                 self._finish(run)
 
-    def _finish(self, run: StageRun) -> None:
+    def _finish(self, run):
         config = self.configs[run.name]
         inputs = input_identities(run.stage, config)
         self.manifest.begin(run.name, significant_config(run.stage, config, run.overrides), inputs)
@@ -44,27 +42,27 @@ class Finished:
         }
         self.manifest.end(run.name, "complete")
 
-    def run(self, name: str) -> StageRun:
+    def run(self, name):
         return next(run for run in self.plan if run.name == name)
 
-    def check(self) -> None:
+    def check(self):
         check_finished(self.plan, self.configs, self.manifest)
 
-    def prune_all(self) -> None:
+    def prune_all(self):
         for run in self.plan:
             prune(run, self.configs, self.manifest)
 
 
 @cache
-def planned(*arguments: str) -> list[StageRun]:
+def planned(*arguments):
     """Planning composes the loop; the same one is planned once."""
     return plan_loop(compose_loop(list(arguments)))
 
 
-_composed: dict[tuple[str, ...], DictConfig] = {}
+_composed = {}
 
 
-def composed(run: StageRun) -> DictConfig:
+def composed(run):
     """Composing takes a while; the same stage with the same overrides is composed once."""
     key = (run.stage, *run.overrides)
     if key not in _composed:
@@ -72,10 +70,10 @@ def composed(run: StageRun) -> DictConfig:
     return _composed[key]
 
 
-def write_results(run: StageRun, folder: Path, export: Path) -> dict[str, Path]:
+def write_results(run, folder, export):
     """The files that later stages read."""
     folder.mkdir(parents=True, exist_ok=True)
-    outputs: dict[str, Path] = {}
+    outputs = {}
     if run.stage in ("challenger", "solver"):
         outputs["checkpoint"] = folder / "global_step_1"
         (outputs["checkpoint"] / "actor").mkdir(parents=True)
@@ -94,7 +92,6 @@ def write_results(run: StageRun, folder: Path, export: Path) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """One for all tests: a config names it, and is composed once for all of them."""
     return tmp_path_factory.mktemp("loops") / "loop"
 
 
@@ -106,7 +103,6 @@ def finished(prepared, place):
 
 @pytest.fixture
 def reopen(prepared, place):
-    """The same loop as a new process sees it, with other overrides."""
     return lambda *more: Finished(prepared, place, *more)
 
 
@@ -141,7 +137,7 @@ def test_the_next_start_completes_a_killed_pruning(finished, reopen):
     assert not half.exists()
 
 
-def append_to(path: Path) -> None:
+def append_to(path):
     path.write_bytes(path.read_bytes() + b" ")
 
 

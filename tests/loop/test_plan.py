@@ -8,7 +8,7 @@ from drzero.recipe.compose import compose_stage
 from drzero.recipe.overrides import OverrideError
 
 
-def overrides(*arguments: str) -> dict[str, tuple[str, ...]]:
+def overrides(*arguments):
     return {run.name: run.overrides for run in plan_loop(compose_loop(arguments))}
 
 
@@ -35,20 +35,15 @@ def test_the_last_choice_of_a_group_counts():
     assert [override for override in given if override.startswith("model=")] == ["model=smollm2-135m"]
 
 
-@pytest.mark.parametrize(
-    ("argument", "said"),
-    [
-        ("run.name=x", "paths.checkpoints"),
-        ("iteration=2", "counts"),
-        ("actor_rollout_ref.model.path=x", "base_model"),
-        ("stages.challenger.solver.model_path=x", "last solver"),
-        ("run.dir=x", "paths.checkpoints"),
-        ("stages.challenger.trainer.total_training_steps=9", "steps_per_iteration"),
-        ("stages.solvr.data.seed=1", "'solver'"),
-        ("iterations=0", "at least 1"),
-        ("loop=demos", "'demo'"),
-    ],
-)
+CHAINED = [("run.name=x", "paths.checkpoints"), ("iteration=2", "counts")]
+CHAINED += [("actor_rollout_ref.model.path=x", "base_model")]
+CHAINED += [("stages.challenger.solver.model_path=x", "last solver"), ("run.dir=x", "paths.checkpoints")]
+CHAINED += [("stages.challenger.trainer.total_training_steps=9", "steps_per_iteration")]
+CHAINED += [("stages.solvr.data.seed=1", "'solver'"), ("iterations=0", "at least 1")]
+CHAINED += [("loop=demos", "'demo'")]
+
+
+@pytest.mark.parametrize(("argument", "said"), CHAINED)
 def test_an_override_that_breaks_the_chain_is_refused_with_the_right_key(argument, said):
     with pytest.raises(OverrideError, match=said):
         compose_loop([argument])
@@ -64,22 +59,17 @@ def test_a_loop_can_leave_out_evaluations():
     assert not any(name.startswith("evaluate") for name in overrides("evaluations=false"))
 
 
-def significant(*more: str) -> dict[str, object]:
+def significant(*more):
     typed = ["hardware=cpu", *more]
     return significant_config("challenger", compose_stage("challenger", typed), typed)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "paths.checkpoints=elsewhere",
-        "retrieval.port=7777",
-        "retrieval.deadline_s=9",
-        "solver.max_batch_size=3",
-        "trainer.save_freq=1",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
-    ],
-)
+PLACE_AND_SPEED = ["paths.checkpoints=elsewhere", "retrieval.port=7777", "retrieval.deadline_s=9"]
+PLACE_AND_SPEED += ["solver.max_batch_size=3", "trainer.save_freq=1"]
+PLACE_AND_SPEED += ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"]
+
+
+@pytest.mark.parametrize("override", PLACE_AND_SPEED)
 def test_place_and_speed_of_a_stage_do_not_change_its_results(override):
     assert changed_keys(significant(), significant(override)) == []
 

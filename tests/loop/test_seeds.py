@@ -59,10 +59,8 @@ Loops = Callable[..., Callable[[Sequence[str]], None]]
 
 @pytest.fixture
 def loops():
-    """In place of a loop: what it leaves, by seed, or the error that it ends with."""
-
-    def make(started: list[int], *outcomes: list[int] | BaseException) -> Callable[[Sequence[str]], None]:
-        def run(overrides: Sequence[str]) -> None:
+    def make(started, *outcomes):
+        def run(overrides):
             (place,) = (re.sub(r'^paths.checkpoints="|"$', "", o) for o in overrides if o.endswith('"'))
             seed = int(place.rpartition("seed")[2])
             started.append(seed)
@@ -80,7 +78,7 @@ def loops():
 
 
 def test_the_loops_of_all_seeds_are_run_and_summed_up(loops, tmp_path, capsys):
-    started: list[int] = []
+    started = []
     run_seeds(3, ["hardware=cpu", f"paths.checkpoints={tmp_path}"], loops(started, [6], [9], [12]))
     assert started == [1, 2, 3]
     shown = capsys.readouterr().out
@@ -97,7 +95,7 @@ def test_the_loops_of_all_seeds_are_run_and_summed_up(loops, tmp_path, capsys):
 
 
 def test_the_other_seeds_run_after_a_failed_one_which_is_named_in_the_end(loops, tmp_path, capsys):
-    started: list[int] = []
+    started = []
     with pytest.raises(SeedsFailed, match=r"1 of 3 seeds failed\. seed 2: no luck\. Rerun"):
         run_seeds(
             3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], RunFailed("no luck\nat all"), [9])
@@ -112,7 +110,7 @@ def test_the_other_seeds_run_after_a_failed_one_which_is_named_in_the_end(loops,
 def test_half_written_answers_of_the_base_model_are_not_shared(loops, tmp_path):
     killed = evaluated(tmp_path / "seed1" / "evaluate_iter0", [1] * 20) / "answers.jsonl"
     killed.write_bytes(killed.read_bytes() + '{"key": "demo_2hop/é'.encode()[:-1])
-    started: list[int] = []
+    started = []
     with pytest.raises(SeedsFailed, match="seed 1: killed"):
         run_seeds(2, [f"paths.checkpoints={tmp_path}"], loops(started, RunFailed("killed"), [9]))
     answers = read_answers(tmp_path / "seed2")
@@ -120,7 +118,7 @@ def test_half_written_answers_of_the_base_model_are_not_shared(loops, tmp_path):
 
 
 def test_a_seed_that_runs_out_of_time_ends_all(loops, tmp_path):
-    started: list[int] = []
+    started = []
     with pytest.raises(OutOfTime):
         run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], OutOfTime("it is late"), [9]))
     assert started == [1, 2]
@@ -137,9 +135,7 @@ def test_status_shows_the_loops_of_all_seeds(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("has_loop", [False, True])
-def test_status_names_a_run_that_lives_outside_a_loop(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], has_loop: bool
-) -> None:
+def test_status_names_a_run_that_lives_outside_a_loop(tmp_path, capsys, has_loop):
     if has_loop:
         (tmp_path / "evolve").mkdir()
         Manifest(tmp_path / "evolve" / "manifest.json").begin("solver_iter1", {}, {})

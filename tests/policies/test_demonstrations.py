@@ -2,14 +2,13 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 
 import pytest
 
-from data.demo_world import World, generate_world
+from data.demo_world import generate_world
 from data.world_language import RELATIONS
-from drzero.policies.demonstrations import Demonstration, make_demonstrations, world_retriever
+from drzero.policies.demonstrations import make_demonstrations, world_retriever
 from verl_ext.method.answers import extract_last_tag
 from verl_ext.method.challenger_reward import has_integrity
 from verl_ext.method.format_score import format_score
@@ -21,7 +20,7 @@ CHALLENGER = {1: 80, 2: 60, 3: 40, 4: 20}
 SOLVER = {1: 40, 2: 40, 3: 20, 4: 10}
 
 
-def make(world: World, seed: int = 0) -> list[Demonstration]:
+def make(world, seed=0):
     """Demonstrations of every hop, searched in the whole world."""
     find = world_retriever(world)
     return make_demonstrations(world, challenger=CHALLENGER, solver=SOLVER, retrieve=find, seed=seed)
@@ -37,11 +36,11 @@ def demonstrations(world):
     return make(world)
 
 
-def of_kind(demonstrations: list[Demonstration], kind: str) -> list[Demonstration]:
+def of_kind(demonstrations, kind):
     return [demonstration for demonstration in demonstrations if demonstration["kind"] == kind]
 
 
-def trajectory_of(demonstration: Demonstration) -> Trajectory:
+def trajectory_of(demonstration):
     """The demonstration as a rollout would be recorded."""
     messages = demonstration["messages"][1:]
     turns = []
@@ -56,7 +55,7 @@ def trajectory_of(demonstration: Demonstration) -> Trajectory:
     return Trajectory(tuple(turns))
 
 
-def question_and_answer(demonstration: Demonstration) -> tuple[str, str]:
+def question_and_answer(demonstration):
     last = demonstration["messages"][-1]["content"]
     question, answer = extract_last_tag(last, "question"), extract_last_tag(last, "answer")
     return question or "", answer or ""
@@ -120,7 +119,7 @@ def test_turns_are_short_and_passages_queries_and_questions_vary(demonstrations)
         if message["role"] == "assistant"
     ]
     assert max(words) <= 50
-    places: Counter[int] = Counter()
+    places = Counter()
     for demonstration in of_kind(demonstrations, "solver"):
         for call, response in pairwise(demonstration["messages"]):
             if response["role"] == "tool":
@@ -172,7 +171,7 @@ def test_too_few_chains_are_reported(world):
 def test_a_search_that_misses_the_needed_passage_is_not_shown(world):
     find = world_retriever(world)
 
-    def forgetful(queries: Sequence[str]) -> Sequence[Sequence[Mapping[str, str]]]:
+    def forgetful(queries):
         """A search that knows no town."""
         towns = {world.name(town) for town in world.of_kind("town")}
         return [[passage for passage in found if passage["title"] not in towns] for found in find(queries)]

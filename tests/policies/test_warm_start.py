@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-from omegaconf import DictConfig
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainingArguments
@@ -13,7 +12,6 @@ from transformers import AutoModelForCausalLM, TrainingArguments
 from data.demo_world import generate_world
 from drzero.policies.demonstrations import make_demonstrations, world_retriever
 from drzero.policies.warm_start import (
-    Example,
     OwnTokenTrainer,
     batched,
     collate,
@@ -28,7 +26,6 @@ HOPS = (1, 2, 3, 4)
 
 @pytest.fixture(scope="module")
 def conversations(smollm2_tokenizer):
-    """Of each kind, perfect ones of one to four hops in the demo's words and passages."""
     world = generate_world(17, "warmstart", chains_per_hop=30)
     each = dict.fromkeys(HOPS, 15)
     made = make_demonstrations(world, challenger=each, solver=each, retrieve=world_retriever(world, topk=2))
@@ -38,11 +35,11 @@ def conversations(smollm2_tokenizer):
     }
 
 
-def demo(stage: str) -> DictConfig:
+def demo(stage):
     return resolve(compose_stage(stage, ["hardware=cpu"]))
 
 
-def turns(example: Example) -> list[int]:
+def turns(example):
     """The tokens of each turn of the model's own."""
     lengths = [0]
     for is_own in example.own_T:

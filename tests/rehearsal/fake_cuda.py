@@ -7,10 +7,8 @@ Use it in a separate process, before it imports veRL or SGLang.
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,17 +28,17 @@ class Stream:
 
     device = DEVICE
 
-    def __init__(self, *_: Any, **__: Any) -> None: ...
+    def __init__(self, *_, **__): ...
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return lambda *_: self
 
-    def __enter__(self) -> None: ...
+    def __enter__(self): ...
 
-    def __exit__(self, *_: Any) -> None: ...
+    def __exit__(self, *_): ...
 
 
-def stand_in() -> None:
+def stand_in():
     """Pretend that torch has eight H100 and that this process is the first of eight ranks."""
     properties = SimpleNamespace(
         **{"name": NAME, "major": 9, "minor": 0, "total_memory": 80 * GIB},
@@ -66,27 +64,27 @@ def stand_in() -> None:
     )
     guards[_CUDA] = guards[_CUDA] or guards[_CPU]
     # Otherwise it would look for the GPUs.
-    FakeTensorMode.avoid_device_init = True  # type: ignore[method-assign, assignment]
+    FakeTensorMode.avoid_device_init = True
     _keep_what_is_there_already()
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=GPUS)  # type: ignore[no-untyped-call]
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=GPUS)
 
 
-def _keep_what_is_there_already() -> None:
+def _keep_what_is_there_already():
     """Patch two functions that fail on tensors without content."""
     move, offsets = torch.nn.Module.to, _state_dict_utils.compute_local_shape_and_global_offset
 
-    def to(module: torch.nn.Module, *args: Any, **named: Any) -> torch.nn.Module:
+    def to(module, *args, **named):
         # A move that changes nothing: torch would swap each tensor with itself.
         device, dtype, *_ = torch._C._nn._parse_to(*args, **named)
         here = all(device in (None, p.device) and dtype in (None, p.dtype) for p in module.parameters())
         return module if here else move(module, *args, **named)
 
-    def real_offsets(*args: Any) -> Any:
+    def real_offsets(*args):
         # This reads the numbers of a tensor that it makes.
         with unset_fake_temporarily(), torch.device("cpu"):
             return offsets(*args)
 
-    torch.nn.Module.to = to  # type: ignore[method-assign, assignment]
+    torch.nn.Module.to = to
     _state_dict_utils.compute_local_shape_and_global_offset = real_offsets
 
 
@@ -94,7 +92,7 @@ _MODE = FakeTensorMode(allow_non_fake_inputs=True)
 
 
 @contextlib.contextmanager
-def on_the_gpu() -> Iterator[None]:
+def on_the_gpu():
     """Tensors made here are on the GPU and have no content."""
     with _MODE, DEVICE:
         yield

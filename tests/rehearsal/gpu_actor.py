@@ -10,18 +10,17 @@ veRL's trainer and worker, torch's FSDP2, the models' sizes and SGLang's adapter
 import json
 import os
 import sys
-from typing import Any
 
 import fake_cuda
 import torch
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from drzero.recipe.compose import compose_stage, resolve, write_resolved
 
 MICRO_BATCH = 300  # tokens
 
 
-def trainer_facts(config: DictConfig) -> dict[str, Any]:
+def trainer_facts(config):
     """veRL's trainer, as far as it goes without Ray, and the checks of its entry point."""
     from verl.trainer.ppo.reward import get_custom_reward_fn
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
@@ -42,11 +41,11 @@ def trainer_facts(config: DictConfig) -> dict[str, Any]:
         "pools": trainer.resource_pool_manager.resource_pool_spec,
         "role": str(role),
         "worker": trainer.role_worker_mapping[role].__ray_metadata__.class_name,
-        "reward": get_custom_reward_fn(config).args[0].__name__,  # type: ignore[union-attr]
+        "reward": get_custom_reward_fn(config).args[0].__name__,
     }
 
 
-def without_content() -> None:
+def without_content():
     """Make the engine's weights shapes on the GPU, and its attention a copy."""
     from transformers import AutoModelForCausalLM
     from verl.models.transformers import monkey_patch
@@ -58,11 +57,11 @@ def without_content() -> None:
     CudaPlatform.current_device = lambda _: fake_cuda.DEVICE
     build = FSDPEngine.initialize
 
-    def initialize(engine: Any) -> None:
+    def initialize(engine):
         with fake_cuda.on_the_gpu():
             build(engine)
 
-    def from_pretrained(cls: Any, *, config: Any, torch_dtype: Any, trust_remote_code: bool, **_: Any) -> Any:
+    def from_pretrained(cls, *, config, torch_dtype, trust_remote_code, **_):
         with fake_cuda.DEVICE:
             return cls.from_config(config, dtype=torch_dtype, trust_remote_code=trust_remote_code)
 
@@ -72,7 +71,7 @@ def without_content() -> None:
     monkey_patch._flash_attention_forward = lambda query, *_, **__: query * 1
 
 
-def worker_of(config: DictConfig, role: str) -> Any:
+def worker_of(config, role):
     """A rank's worker with its model, optimizer, checkpoint manager and weight adapter."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -83,11 +82,11 @@ def worker_of(config: DictConfig, role: str) -> Any:
     return worker
 
 
-def devices(tensors: Any) -> list[str]:
+def devices(tensors):
     return sorted({str(each.device) for each in tensors})
 
 
-def built(worker: Any) -> dict[str, Any]:
+def built(worker):
     """The results of `init_model`."""
     from torch.distributed.fsdp import FSDPModule
 
@@ -131,7 +130,7 @@ def built(worker: Any) -> dict[str, Any]:
     }
 
 
-def stepped(worker: Any) -> dict[str, Any]:
+def stepped(worker):
     """A forward pass, an optimizer step with zero gradients, and the weights for the engines."""
     from verl.utils.fsdp_utils import fsdp2_clip_grad_norm_
 
@@ -177,7 +176,7 @@ def stepped(worker: Any) -> dict[str, Any]:
     return facts
 
 
-def main() -> None:
+def main():
     stage, overrides = json.load(sys.stdin)
     config = resolve(compose_stage(stage, overrides))
     os.environ |= {

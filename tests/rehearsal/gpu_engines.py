@@ -12,10 +12,9 @@ import dataclasses
 import json
 import os
 import sys
-from typing import Any
 
 import fake_cuda
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from drzero.recipe.compose import compose_stage, resolve, write_resolved
 
@@ -24,7 +23,7 @@ class Launched(Exception):
     """The arguments with which the engine's processes would start."""
 
 
-def rollout_arguments(config: DictConfig) -> tuple[Any, int]:
+def rollout_arguments(config):
     """SGLang's arguments for the first replica, and its number of GPUs."""
     from sglang.srt.entrypoints.http_server import Engine
     from verl.workers.rollout.replica import RolloutMode, get_rollout_replica_class
@@ -35,7 +34,7 @@ def rollout_arguments(config: DictConfig) -> tuple[Any, int]:
         replica_rank=0, config=rollout, model_config=model, gpus_per_node=rollout.n_gpus_per_node
     )
 
-    def launch(server_args: Any, **_: Any) -> None:
+    def launch(server_args, **_):
         raise Launched(server_args)
 
     Engine._launch_subprocesses = staticmethod(launch)
@@ -57,13 +56,13 @@ def rollout_arguments(config: DictConfig) -> tuple[Any, int]:
     raise AssertionError("veRL launches SGLang's processes in another way")
 
 
-def checked(arguments: Any) -> dict[str, Any]:
+def checked(arguments):
     """Arguments after SGLang's own checks."""
     arguments.check_server_args()
     return {field.name: getattr(arguments, field.name) for field in dataclasses.fields(arguments)}
 
 
-def main() -> None:
+def main():
     stage, overrides = json.load(sys.stdin)
     config = resolve(compose_stage(stage, overrides))
     # As veRL's trainer imports it, without touching its kernels.
@@ -81,7 +80,6 @@ def main() -> None:
         if hasattr(function, "cache_clear"):  # what SGLang remembers about devices
             function.cache_clear()
     written = OmegaConf.load(write_resolved(config))
-    assert isinstance(written, DictConfig)
     rollout, gpus = rollout_arguments(written)
     solver = prepare_server_args(list(solver_spec(config).command[3:]))
     facts = {"gpus": gpus, "rollout": checked(rollout), "solver": checked(solver)}

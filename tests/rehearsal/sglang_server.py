@@ -4,9 +4,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,7 +17,7 @@ STARTS_WITHIN_S = 600
 
 
 @contextmanager
-def serving(python: str, model: Path, log: Path, context: int, sequences: int) -> Iterator[str]:
+def serving(python, model, log, context, sequences):
     """The address of a float32 server for this many conversations of `context` tokens at once."""
     overrides = ["hardware=cpu", "rollout=sglang", f"solver.model_path={model}", "solver.dtype=float32"]
     overrides += [f"solver.max_batch_size={sequences}", f"solver.max_context_tokens={context}"]
@@ -44,7 +42,7 @@ def serving(python: str, model: Path, log: Path, context: int, sequences: int) -
         process.wait()
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _wait_until_up(process, url, log):
     give_up = time.monotonic() + STARTS_WITHIN_S
     while time.monotonic() < give_up and process.poll() is None:
         try:

@@ -9,15 +9,13 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
-from omegaconf import DictConfig
 from solver_rows import solver_row
 
 from bench.sglang_memory import FAMILIES
 from data.parquet_io import write_training_rows
-from drzero.preflight.model_shape import ModelShape, config_of, load_shape
+from drzero.preflight.model_shape import config_of, load_shape
 from drzero.recipe.compose import compose_plain, compose_stage, resolve, verl_env
 
 ROOT = Path(__file__).parent.parent.parent
@@ -37,11 +35,11 @@ pytestmark = [
 class Case:
     """A stage with a model on 8×H100."""
 
-    def __init__(self, model: str, folder: Path, tokenizer: Path) -> None:
+    def __init__(self, model, folder, tokenizer):
         self.stage = MODELS[model]
         shape = load_shape(compose_plain(self.stage, ["hardware=8xh100", f"model={model}"]).base_model)
         assert shape
-        self.shape: ModelShape = shape
+        self.shape = shape
         policy = folder / model
         policy.mkdir()
         for file in tokenizer.glob("*token*"):
@@ -55,15 +53,15 @@ class Case:
         self.overrides += [f"run.dir={folder / 'run'}", f"actor_rollout_ref.model.path={policy}"]
         self.overrides += ["solver.port=8001", "retrieval.port=8000"]
         self.overrides += [f"data.train_files={rows}", f"data.val_files={rows}"]
-        self.config: DictConfig = resolve(compose_stage(self.stage, self.overrides))
+        self.config = resolve(compose_stage(self.stage, self.overrides))
 
     @property
-    def adapter(self) -> int:
+    def adapter(self):
         """Weights of the LoRA adapter, or 0."""
         rank = self.config.actor_rollout_ref.model.lora_rank
         return self.shape.adapter(rank) if rank else 0
 
-    def facts(self, python: str, script: str) -> dict[str, Any]:
+    def facts(self, python, script):
         """A script's results for this case, in the environment with SGLang."""
         here = Path(__file__).parent
         path = os.pathsep.join(map(str, (ROOT, here / "flash_attn_stand_in")))
@@ -73,7 +71,7 @@ class Case:
             env={**os.environ, **verl_env(self.config), "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
         )
         assert done.returncode == 0, done.stderr[-6000:]
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        found = json.loads(done.stdout.splitlines()[-1])
         return found
 
 

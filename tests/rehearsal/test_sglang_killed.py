@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -12,8 +11,7 @@ import pytest
 from chaos import beat
 from search_parts import wait_for
 from solver_rows import write_questions
-from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, run_stage
-from watch import Watch
+from stage_run import RUN_LIMIT_S, assert_nothing_left, run_stage
 
 from verl_ext.checkpoints import saved_step
 
@@ -23,12 +21,9 @@ pytestmark = [
     pytest.mark.matrix,
 ]
 
-Start = Callable[..., Run]
-
 
 @pytest.fixture(scope="module")
 def start(sglang_python, prepared, speaking_model, tmp_path_factory):
-    """Start the same run of two steps, with a signal to its scheduler in the second rollout."""
     checkpoints = tmp_path_factory.mktemp("checkpoints")
     write_questions(checkpoints, 8, 4)
     folder = checkpoints / "solver"
@@ -36,10 +31,10 @@ def start(sglang_python, prepared, speaking_model, tmp_path_factory):
     arguments += ["steps_per_iteration=2", "trainer.save_freq=1", "data.train_batch_size=4"]
     arguments += ["actor_rollout_ref.rollout.n=2", "trainer.val_before_train=false"]
 
-    def started(signum: signal.Signals | None = None, *more: str) -> Run:
+    def started(signum=None, *more):
         since = time.time()
 
-        def strike(watch: Watch) -> None:
+        def strike(watch):
             wait_for(lambda: beat(2, "rollout")(folder, since), RUN_LIMIT_S)
             for pid, _ in list(watch.processes):
                 with suppress(psutil.NoSuchProcess):

@@ -6,12 +6,11 @@ update from each engine's log-probabilities. `-rP` shows the figures of docs/sgl
 
 import asyncio
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 import pytest
 import torch
-from actor_steps import Row, actor_config, make_steps, training_row
+from actor_steps import actor_config, make_steps, training_row
 from sglang_server import serving
 
 from data.demo_world import generate_world
@@ -53,7 +52,6 @@ def tokenizer(policy):
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer):
-    """Prompts before a search and after all of them, of challenger and solver conversations."""
     world = generate_world(17, "warmstart", passages=240, chains_per_hop=40)
     conversations = make_demonstrations(
         world, challenger={2: 1}, solver={1: 1, 2: 1}, retrieve=world_retriever(world)
@@ -68,7 +66,7 @@ def prompts(tokenizer):
     return ids
 
 
-def by_sglang(url: str, prompts: list[Ids], end: int) -> Continued:
+def by_sglang(url, prompts, end):
     sampling = {"max_new_tokens": NEW_TOKENS, "temperature": 0, "stop_token_ids": [end]}
     request = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True}
     answers = httpx.post(f"{url}/generate", json=request, timeout=600, trust_env=False).json()
@@ -79,11 +77,11 @@ def by_sglang(url: str, prompts: list[Ids], end: int) -> Continued:
     )
 
 
-def by_reference(model: Any, prompts: list[Ids], end: int) -> Continued:
+def by_reference(model, prompts, end):
     engine = ReferenceEngine(model, eos_token_ids=[end], max_seq_len=CONTEXT)
     greedy = SamplingParams(max_tokens=NEW_TOKENS, temperature=0)
 
-    async def together() -> list[Any]:
+    async def together():
         return await asyncio.gather(*[engine.generate(ids, greedy) for ids in prompts])
 
     try:
@@ -93,7 +91,7 @@ def by_reference(model: Any, prompts: list[Ids], end: int) -> Continued:
     return Continued([each.token_ids for each in made], [torch.tensor(each.log_probs) for each in made])
 
 
-def by_transformers(model: Any, prompts: list[Ids], end: int) -> Continued:
+def by_transformers(model, prompts, end):
     model.set_attn_implementation("sdpa")
     made = Continued([], [])
     for ids in prompts:
@@ -122,9 +120,7 @@ def engines(sglang_python, policy, tokenizer, prompts, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def steps(engines, prompts, policy, tmp_path_factory):
-    """One update from each engine's samples, by a loss that compares its log-probs with the actor's."""
-
-    def rows(made: Continued) -> list[Row]:
+    def rows(made):
         return [
             training_row(
                 torch.tensor(prompt + tokens),
@@ -152,14 +148,13 @@ def steps(engines, prompts, policy, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def actor(steps, engines):
-    """The actor's log-probabilities of the responses, before the update."""
     scored = steps["Transformers"]["log_probs"]
     return [
         row_T[-len(tokens) :] for row_T, tokens in zip(scored, engines["Transformers"].tokens, strict=True)
     ]
 
 
-def largest_gap(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
+def largest_gap(left, right):
     return max((a_R - b_R).abs().max().item() for a_R, b_R in zip(left, right, strict=True))
 
 

@@ -7,11 +7,10 @@ shows as a gap between its log-probabilities and the actor's.
 
 import ipaddress
 import re
-from typing import Any
 
 import pytest
 from solver_rows import write_questions
-from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, checkpoint_weights, run_stage
+from stage_run import RUN_LIMIT_S, assert_nothing_left, checkpoint_weights, run_stage
 
 pytestmark = [
     pytest.mark.slow("starts SGLang; the same stages with the reference engine: `launched_loop`"),
@@ -27,7 +26,7 @@ def checkpoints(tmp_path_factory):
 
 
 LORA = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16")
-RUNS: dict[str, tuple[str, ...]] = {
+RUNS = {
     # The engine samples without a seed: of twelve rollouts a step, some search and some do not.
     "challenger": ("data.train_batch_size=12",),
     "solver": (),
@@ -42,7 +41,6 @@ SHORT = ("challenger",)
     params=[pytest.param(name, marks=[] if name in SHORT else [pytest.mark.matrix]) for name in RUNS],
 )
 def trained(request, sglang_python, prepared, speaking_model, checkpoints):
-    """A finished run of two steps."""
     name = str(request.param)
     stage = name.partition(",")[0]
     folder = re.sub(r"\W+", "_", name)
@@ -62,7 +60,6 @@ def trained(request, sglang_python, prepared, speaking_model, checkpoints):
 
 @pytest.fixture(scope="module")
 def metrics(trained):
-    """Of both steps. A validation before them has no sampler to compare with."""
     return [line["data"] for line in trained.lines("metrics/attempt_001.jsonl") if line["step"]]
 
 
@@ -90,7 +87,7 @@ def test_no_token_drifts_and_nothing_fails(metrics):
         assert [step[f"drzero/{name}"] for name in (*names, "rollout/token_drift_rate")] == [0.0] * 5
 
 
-def test_the_engine_samples_from_the_trained_weights(trained: Run, metrics: list[dict[str, Any]]) -> None:
+def test_the_engine_samples_from_the_trained_weights(trained, metrics):
     # veRL rounds merged weights to bfloat16 before it sends them.
     model = trained.config.actor_rollout_ref.model
     is_rounded = model.lora_rank > 0 and model.lora.merge

@@ -2,8 +2,6 @@
 
 import asyncio
 import subprocess
-from collections.abc import Sequence
-from typing import Any
 
 import httpx
 import pytest
@@ -27,7 +25,7 @@ pytestmark = pytest.mark.slow("starts SGLang")
 class Passages:
     """A search service with one passage."""
 
-    async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Passage]]:
+    async def retrieve(self, queries, topk=None):
         return [[Passage(title="Oldham", text="Vell came.", contents="Oldham\nVell came.")] for _ in queries]
 
 
@@ -38,20 +36,19 @@ def tokenizer(speaking_model):
 
 @pytest.fixture(scope="module")
 def server(sglang_python, speaking_model, tmp_path_factory):
-    """Address of the server."""
     log = tmp_path_factory.mktemp("logs") / "sglang.log"
     with serving(sglang_python, speaking_model, log, CONTEXT, sequences=16) as url:
         yield url
 
 
-def agent(server: str, tokenizer: Any, **settings: Any) -> SolverAgent:
+def agent(server, tokenizer, **settings):
     defaults = {"topk": 1, "max_tokens_per_turn": 64, "max_context_tokens": CONTEXT, "prompt_form": "short"}
     return SolverAgent(
         f"{server}/v1/completions", "solver", tokenizer, Passages(), **(defaults | settings), retries=0
     )
 
 
-def prompts(tokenizer: Any) -> list[list[int]]:
+def prompts(tokenizer):
     asked = ("Who came?", "Where did Vell come from?", "What flows through Oldham?")
     return [
         render_prompt_ids(tokenizer, solver_messages(question, "short"), [SEARCH_TOOL_SCHEMA])
@@ -67,7 +64,7 @@ def test_versions_are_the_images(sglang_python):
 
 
 def test_attempts_search_and_answer_over_several_turns(server, tokenizer):
-    async def play() -> list[Any]:
+    async def play():
         solver = agent(server, tokenizer)
         try:
             return await solver.attempts("Who came?", n=12)
@@ -81,7 +78,7 @@ def test_attempts_search_and_answer_over_several_turns(server, tokenizer):
 
 
 def test_a_turn_has_its_end_token_and_the_sampled_ids(server, tokenizer):
-    async def complete(prompt: list[int]) -> Any:
+    async def complete(prompt):
         solver = agent(server, tokenizer, temperature=0.0)
         try:
             return await solver.complete(prompt, 48, seed=None)
@@ -99,7 +96,7 @@ def test_a_turn_has_its_end_token_and_the_sampled_ids(server, tokenizer):
 
 
 def test_a_prompt_beyond_the_context_is_a_configuration_error(server, tokenizer):
-    async def ask() -> None:
+    async def ask():
         solver = agent(server, tokenizer, max_context_tokens=8 * CONTEXT, prompt_form="full")
         try:
             await solver.complete([5] * (2 * CONTEXT), 8, seed=None)

@@ -10,14 +10,14 @@ from verl_ext.sglang.cpu import environment
 pytestmark = pytest.mark.slow("imports SGLang")
 
 
-def run(python: str, script: str) -> subprocess.CompletedProcess[str]:
+def run(python, script):
     """Run a script in the environment with SGLang."""
     env = {**os.environ, **environment(tp=1)}
     return subprocess.run([python, "-c", script], env=env, capture_output=True, text=True)
 
 
 def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python):
-    """Otherwise `verl_ext/sglang/without_cuda/sgl_kernel` can go."""
+    # Otherwise `verl_ext/sglang/without_cuda/sgl_kernel` can go.
     script = (
         "import sys; sys.path = [place for place in sys.path if not place.endswith('without_cuda')]\n"
         "import sglang.srt.mem_cache.memory_pool_host"
@@ -26,7 +26,7 @@ def test_sglang_still_imports_its_cuda_kernels_on_a_cpu(sglang_python):
 
 
 def test_torchvision_for_cuda_still_fails_next_to_a_torch_without(sglang_python):
-    """Otherwise `verl_ext/sglang/without_cuda/torchvision_operators.py` can go."""
+    # Otherwise `verl_ext/sglang/without_cuda/torchvision_operators.py` can go.
     script = """
 import importlib.util, pathlib, sys, torch
 sys.meta_path[:] = [each for each in sys.meta_path if type(each).__name__ != "_DeclareOperators"]
@@ -44,7 +44,7 @@ print("torchvision::nms" in fault, is_for_cuda and torch.version.cuda is None)
 
 
 def test_sglang_still_cannot_send_tensors_of_host_memory(sglang_python):
-    """Otherwise `CpuServerAdapter` can go."""
+    # Otherwise `CpuServerAdapter` can go.
     script = """
 import torch
 from sglang.srt.utils import MultiprocessingSerializer
@@ -56,7 +56,7 @@ MultiprocessingSerializer.serialize(torch.zeros(2))
 
 
 def test_sglangs_adapters_still_need_pinned_memory(sglang_python):
-    """Otherwise preflight can allow unmerged LoRA with `hardware=cpu rollout=sglang`."""
+    # Otherwise preflight can allow unmerged LoRA with `hardware=cpu rollout=sglang`.
     script = """
 import torch
 from sglang.srt.lora.layers import ColumnParallelLinearWithLoRA
@@ -68,7 +68,7 @@ ColumnParallelLinearWithLoRA(base, None)
 
 
 def test_our_table_of_server_arguments_is_that_of_the_installed_sglang(sglang_python):
-    """Else run `python -m verl_ext.sglang.read_arguments` there."""
+    # Else run `python -m verl_ext.sglang.read_arguments` there.
     script = """
 import dataclasses
 from sglang.srt.server_args import ServerArgs

@@ -212,7 +212,7 @@ def test_a_partial_dump_of_a_killed_start_is_removed(configured):
     config = configured()
     folder = Path(config.run.dir)
     (folder / "dumps").mkdir()
-    for name in ("step_0001.jsonl", "step_0002.partial"):
+    for name in ("step_0001.jsonl", ".step_0002.jsonl.a1b2.tmp"):
         (folder / "dumps" / name).touch()
     _tidy(config, folder)
     assert [path.name for path in (folder / "dumps").iterdir()] == ["step_0001.jsonl"]

@@ -39,7 +39,7 @@ def test_a_log_that_cannot_be_written_is_an_error(log, monkeypatch):
         announce(log.parent / "manifest.json")
 
 
-def _announce_many(number: int) -> None:
+def _announce_many(number):
     for place in range(200):
         announce(Path(f"/{number}/{place}"))
 

@@ -1,8 +1,6 @@
 """Which checkpoints count, where a rerun resumes, and that nothing whole or foreign is removed."""
 
 import os
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from verl_saves import FILES, save
@@ -19,32 +17,32 @@ from verl_ext.checkpoints import (
 )
 
 
-def save_and_die(run: Path, step: int, files: int) -> None:
+def save_and_die(run, step, files):
     """A save by our trainer that is killed after `files` files."""
     with pytest.raises(InterruptedError), saving(run, step):
         save(run, step, files)
         raise InterruptedError
 
 
-def steps(run: Path) -> list[int]:
+def steps(run):
     return sorted(int(path.name.rpartition("_")[2]) for path in run.glob("global_step_*"))
 
 
-def content(run: Path) -> set[bytes]:
+def content(run):
     """The contents of all files in a run's folder, whatever their names."""
     return {path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-def dangling(tracker: Path) -> None:
+def dangling(tracker):
     tracker.symlink_to(tracker.with_name("nowhere"))
 
 
-def directory(tracker: Path) -> None:
+def directory(tracker):
     tracker.mkdir()
     (tracker / "notes.txt").write_text("mine")
 
 
-TRACKERS: dict[str, Callable[[Path], object]] = {
+TRACKERS = {
     "missing": lambda tracker: None,
     "directory": directory,
     "dangling": dangling,
@@ -91,7 +89,7 @@ def test_a_killed_save_is_removed_unless_it_was_whole(tmp_path, files):
 
 @pytest.mark.parametrize("files", range(1, len(FILES)))
 def test_an_incomplete_checkpoint_of_unknown_origin_is_renamed(tmp_path, files):
-    """A shard may have been lost in copying and come back."""
+    # A shard may have been lost in copying and come back.
     save(tmp_path, 3, tracker="3")
     save(tmp_path, 6, files)
     before = content(tmp_path)
@@ -137,7 +135,7 @@ def test_the_next_start_finishes_a_killed_removal(tmp_path, monkeypatch):
     for step in (2, 4):
         save(tmp_path, step, tracker=str(step))
 
-    def killed(folder: Path) -> None:
+    def killed(folder):
         raise InterruptedError
 
     with monkeypatch.context() as patch, pytest.raises(InterruptedError):

@@ -1,9 +1,7 @@
 """Collapse metrics by hand and within their bounds, and when each alarm is raised."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,17 +16,17 @@ QUESTIONS = st.lists(st.lists(WORDS, max_size=6).map(" ".join), max_size=8)
 ANSWERS = st.lists(st.sampled_from(["yes", "No.", "1999", "3,5 %", "Vell", "three", ""]), max_size=8)
 
 
-def row(score: float, key: str = "p_0_0", valid: bool = True, hop: int = 0, **reward: Any) -> StepRow:
+def row(score, key="p_0_0", valid=True, hop=0, **reward):
     reward = {"score": score, "valid": valid, **reward}
     return StepRow(key, False, "search_zero", {"hop": hop}, reward, Trajectory((Turn("t"),)), 0)
 
 
-def question(text: str, answer: str = "Vell", **reward: Any) -> StepRow:
+def question(text, answer="Vell", **reward):
     parts = {"question": text, "answer": answer, "integrity": True, "format": 0.5, "difficulty": 0.25}
     return row(0.5, **parts | reward)
 
 
-def collapse(rows: list[StepRow], log_probs: list[list[float]] | None = None) -> dict[str, float]:
+def collapse(rows, log_probs=None):
     metrics = collapse_metrics(rows, [r.prompt for r in rows], log_probs or [[-1.0]] * len(rows))
     return {name.removeprefix("drzero/collapse/"): value for name, value in metrics.items()}
 
@@ -94,37 +92,31 @@ HEALTHY |= {"format": 0.7, "difficulty": 0.4, "yes_no_share": 0.1, "number_share
 HEALTHY |= {"self_similarity": 0.3, "duplicate_share": 0.0}
 
 
-def add_steps(watch: CollapseWatch, steps: int = WINDOW, **changes: float) -> list[str]:
+def add_steps(watch, steps=WINDOW, **changes):
     """Alarms raised over some equal steps."""
     return add(watch, HEALTHY | changes, steps)
 
 
-def add(watch: CollapseWatch, step: Mapping[str, float], steps: int = WINDOW) -> list[str]:
+def add(watch, step, steps=WINDOW):
     metrics = {f"drzero/collapse/{name}": value for name, value in step.items()}
     return [str(alarm) for _ in range(steps) for alarm in watch.add_step(metrics)]
 
 
-def name(alarm: str) -> str:
+def name(alarm):
     found = re.match(r"collapse alarm \[([a-z-]+)\]: ", alarm)
     assert found
     return found[1]
 
 
+ALARMS = [({"zero_variance_share": 0.9}, "zero-variance"), ({"entropy": 0.01}, "entropy")]
+ALARMS += [({"response_tokens": 40.0}, "length"), ({"searched_share": 0.05}, "searching")]
+ALARMS += [({"response_tokens": 250.0}, "length"), ({"format": 0.99, "difficulty": 0.1}, "format")]
+ALARMS += [({"yes_no_share": 0.83}, "answer-types"), ({"number_share": 0.8}, "numbers")]
+ALARMS += [({"self_similarity": 0.8}, "self-similarity"), ({"duplicate_share": 0.4}, "duplicates")]
+
+
 @pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"zero_variance_share": 0.9}, "zero-variance"),
-        ({"entropy": 0.01}, "entropy"),
-        ({"response_tokens": 40.0}, "length"),
-        ({"searched_share": 0.05}, "searching"),
-        ({"response_tokens": 250.0}, "length"),
-        ({"format": 0.99, "difficulty": 0.1}, "format"),
-        ({"yes_no_share": 0.83}, "answer-types"),
-        ({"number_share": 0.8}, "numbers"),
-        ({"self_similarity": 0.8}, "self-similarity"),
-        ({"duplicate_share": 0.4}, "duplicates"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
+    ("changes", "expected"), ALARMS, ids=lambda value: value if isinstance(value, str) else None
 )
 def test_an_alarm_is_raised_once_while_its_limit_is_crossed(changes, expected):
     watch = CollapseWatch()

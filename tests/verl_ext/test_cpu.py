@@ -3,7 +3,6 @@
 import inspect
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -45,7 +44,7 @@ def test_verl_never_detects_the_cpu_by_itself():
 
 
 def test_verl_detects_our_cuda_platform_under_its_own_name():
-    """If veRL renamed it, engines would start with the trainer's recorder again."""
+    # If veRL renamed it, engines would start with the trainer's recorder again.
     assert PlatformRegistry.get("nvidia") is CudaPlatform
     own = CudaPlatform.__mro__[1]
     assert (own.__module__, own.__name__) == ("verl.plugin.platform.platform_cuda", "PlatformCUDA")
@@ -103,7 +102,7 @@ MODES["separate_async"] = PPOTrainerSeparateAsync
 @pytest.mark.parametrize(("mode", "base"), MODES.items(), ids=MODES)
 @pytest.mark.parametrize("method", [trainers.HRPO, trainers.GRPO], ids=lambda method: method.name)
 def test_a_trainer_is_registered_by_method_and_mode(method, mode, base):
-    trainer: Any = get_trainer_cls(f"drzero_{method.name}_{mode}")
+    trainer = get_trainer_cls(f"drzero_{method.name}_{mode}")
     assert issubclass(trainer, trainers.GroupRelativeTrainer) and issubclass(trainer, base)
     assert (trainer.method, trainer.base_mode) == (method, mode)
 

@@ -1,7 +1,6 @@
 """The sampler: which ids can be drawn, how often, and which log-probability is recorded."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ logits_rows = st.lists(st.floats(-8, 8, width=32), min_size=VOCABULARY, max_size
 uniforms = st.floats(0, 1, exclude_max=True)
 
 
-def draw_one(row: list[float], params: SamplingParams, uniform: float) -> tuple[int, float]:
+def draw_one(row, params, uniform):
     ids, log_probs = sample(torch.tensor([row]), [params], [uniform])
     return int(ids[0]), float(log_probs[0])
 
@@ -95,7 +94,7 @@ def test_frequencies_follow_the_temperature(temperature):
 def test_rows_with_different_parameters_do_not_affect_each_other():
     logits = torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(2))
     mixed = [{"temperature": 0}, {}, {"temperature": 0.7, "top_k": 3}, {"top_p": 0.6}]
-    params = [SamplingParams(**one) for one in mixed]  # type: ignore[arg-type]
+    params = [SamplingParams(**one) for one in mixed]
     together, _ = sample(logits, params, [0.1, 0.4, 0.8, 0.9])
     alone = [draw_one(logits[i].tolist(), params[i], [0.1, 0.4, 0.8, 0.9][i])[0] for i in range(4)]
     assert together.tolist() == alone
@@ -108,6 +107,6 @@ BAD += [("top_k", -2), ("top_k", 2**70)]
 
 @pytest.mark.parametrize(("field", "value"), BAD + FAR)
 def test_a_value_out_of_range_is_refused_by_name(field, value):
-    arguments: dict[str, Any] = {field: value}
+    arguments = {field: value}
     with pytest.raises(ValueError, match=field):
         SamplingParams(**arguments)

@@ -2,14 +2,9 @@
 
 import json
 import math
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
 
 import pytest
 from agent_loops import EPISODES, Engine, run_loop
-from transformers import AutoTokenizer
-from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from environments.conversation import Conversation
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
@@ -74,50 +69,33 @@ def load():
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return AutoTokenizer.from_pretrained(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with one environment."""
     place = tmp_path_factory.mktemp("own") / "environments"
     (place / "sums").mkdir(parents=True)
     (place / "sums" / "__init__.py").write_text(SUMS)
     return place
 
 
-def roll_out(
-    tokenizer: Any,
-    folder: Path,
-    task: Mapping[str, Any],
-    *turns: str,
-    response_length: int = 300,
-    prompt_length: int = 300,
-) -> tuple[AgentLoopOutput, Engine]:
+def roll_out(tokenizer, folder, task, *turns, response_length=300, prompt_length=300):
     """One rollout of veRL's loop."""
     rollout = {"prompt_length": prompt_length, "response_length": response_length, "multi_turn": {}}
     engine = Engine(tokenizer, *turns)
     row = {"extra_info": {"row": "train-1", "task": json.dumps(dict(task))}}
-    own = {
-        **EPISODES,
-        "environment": "sums",
-        "folder": str(folder),
-        "options": {},
-        "max_tokens_per_turn": 100,
-    }
+    own = EPISODES | {"environment": "sums", "folder": str(folder), "options": {}, "max_tokens_per_turn": 100}
     (output,) = run_loop(EnvironmentAgentLoop, rollout, engine, tokenizer, row, **own)
     return output, engine
 
 
 TASK = {"a": 2, "b": 3}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+ADD = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
 
 
-def add(a: int | str, b: int, name: str = "add") -> str:
+def add(a, b, name="add"):
     return f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": {a}, "b": {b}}}}}\n</tool_call>'
 
 
-def reward(output: AgentLoopOutput) -> dict[str, Any]:
+def reward(output):
     return dict(output.extra_fields["reward_extra_info"])
 
 
@@ -133,13 +111,10 @@ def test_a_call_is_answered_and_only_sampled_ids_are_trained_on(tokenizer, folde
     assert output.extra_fields["token_drift"] == 0
 
 
-@pytest.mark.parametrize(
-    "turns",
-    [
-        [f"<think>maybe {add(9, 9)}</think>5"],
-        [f"<think>maybe {add(9, 9)}</think>{add(2, 3)}", "<think>So.</think>5"],
-    ],
-)
+DRAFT = f"<think>maybe {add(9, 9)}</think>"
+
+
+@pytest.mark.parametrize("turns", [[f"{DRAFT}5"], [f"{DRAFT}{add(2, 3)}", "<think>So.</think>5"]])
 def test_a_call_in_the_thinking_is_not_made(tokenizer, folder, turns):
     output, engine = roll_out(tokenizer, folder, TASK, *turns)
     calls = Conversation.from_dict(output.extra_fields["conversation"]).calls
@@ -218,7 +193,3 @@ def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer, folder
 def test_the_tasksets_turns_are_a_limit(tokenizer, folder):
     output, engine = roll_out(tokenizer, folder, TASK, *[add(2, 3)] * 4)
     assert (len(engine.inputs), reward(output)["ended"], output.reward_score) == (3, "turns", 0.0)
-
-
-PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
-ADD = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}

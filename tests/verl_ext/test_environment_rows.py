@@ -4,7 +4,6 @@ import json
 import math
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,18 +23,12 @@ from verl_ext.trainer.step_rows import StepRow, dump_rows
 INVENTED = Call("raw", "fly", {}, "there is no tool 'fly'; the tools are walk", undeclared=True)
 
 
-def row(key: str, score: float | None, success: bool = False, **parts: float) -> StepRow:
+def row(key, score, success=False, **parts):
     """One branch of a rollout, spoiled by its environment if it has no score."""
-    reward: dict[str, Any] = {
-        "score": score or 0.0,
-        "valid": score is not None,
-        "reason_invalid": None if score is not None else "sums: Episode.respond raised KeyError: 'a'",
-        "filter_score": math.nan if score is None else score,
-        "success": success,
-        "parts": json.dumps(parts),
-        "ended": "over",
-        "undeclared_calls": 1,
-    }
+    valid, said = score is not None, "sums: Episode.respond raised KeyError: 'a'"
+    reward = {"score": score or 0.0, "filter_score": score if valid else math.nan, "parts": json.dumps(parts)}
+    reward |= {"valid": valid, "reason_invalid": None if valid else said, "success": success}
+    reward |= {"ended": "over", "undeclared_calls": 1}
     turn = Turn("text", (INVENTED,), False, (user_message("next"),))
     return StepRow(key, False, "sums", {"row": "train-1"}, reward, Conversation((), (turn,)), 0)
 

@@ -72,7 +72,7 @@ ELSEWHERE = {
 
 
 def test_every_key_that_differs_on_gpus_is_listed():
-    def keys(*hardware: str) -> dict[str, object]:
+    def keys(*hardware):
         overrides = [*hardware, "model=qwen2.5-7b", "fused_head=true"]
         overrides += ["solver.port=8001", "retrieval.port=8000"]
         config = resolve(compose_stage("challenger", overrides))  # the solver's are mostly the same

@@ -2,7 +2,6 @@
 
 import copy
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -28,13 +27,7 @@ GATHERING_TEMPLATE = """\
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2_tokenizer):
-    return smollm2_tokenizer
-
-
-@pytest.fixture(scope="module")
 def qwen_like(tokenizer):
-    """The same tokenizer with a template that gathers tool responses in one user turn, like Qwen's."""
     other = copy.deepcopy(tokenizer)
     other.chat_template = GATHERING_TEMPLATE
     return other
@@ -50,7 +43,6 @@ THINKING_TEMPLATE = GATHERING_TEMPLATE.replace(
 
 @pytest.fixture(scope="module")
 def qwen3_like(tokenizer):
-    """A template that gives only the last turn a think block, like Qwen3's."""
     other = copy.deepcopy(tokenizer)
     other.chat_template = THINKING_TEMPLATE
     return other
@@ -67,7 +59,7 @@ def verl_builder(any_tokenizer):
     return module.QwenContinuousTokenBuilder(any_tokenizer)
 
 
-def encode(tokenizer: Any, text: str) -> list[int]:
+def encode(tokenizer, text):
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -92,7 +84,7 @@ def test_a_tool_turn_adds_verls_ids(any_tokenizer, verl_builder, responses, endi
 
 
 def test_turns_add_up_to_the_ids_of_the_whole_conversation(tokenizer):
-    messages: list[dict[str, str]] = [*solver_messages("Who?", "short")]
+    messages = [*solver_messages("Who?", "short")]
     ids = render_prompt_ids(tokenizer, messages, TOOLS)
     for response in ("[1] Oslo: a city.", "[1] Rome: a city.\n[2] Ténès: another."):
         turn = encode(tokenizer, CALL_TEXT + "<|im_end|>")
@@ -103,7 +95,7 @@ def test_turns_add_up_to_the_ids_of_the_whole_conversation(tokenizer):
 
 def test_structured_tool_calls_render_as_text_does(tokenizer):
     function = {"name": "search", "arguments": {"query_list": ["Ostrel lighthouse", "é"]}}
-    structured: dict[str, Any] = {"role": "assistant", "content": "<think>Look it up.</think>"}
+    structured = {"role": "assistant", "content": "<think>Look it up.</think>"}
     structured["tool_calls"] = [{"id": "1", "type": "function", "function": function}]
     user, as_text = {"role": "user", "content": "Who?"}, {"role": "assistant", "content": CALL_TEXT}
     expected = render_prompt_ids(tokenizer, [user, as_text], TOOLS)

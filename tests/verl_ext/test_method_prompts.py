@@ -8,7 +8,7 @@ from verl_ext.method.answers import extract_last_tag
 from verl_ext.method.prompts import PromptForm, challenger_messages, solver_messages
 
 
-def text_of(messages: list[dict[str, str]]) -> str:
+def text_of(messages):
     return "\n".join(message["content"] for message in messages)
 
 

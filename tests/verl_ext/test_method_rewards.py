@@ -29,16 +29,16 @@ FAILED = SearchCall("raw", ("q",), failed=True, error="HTTP 503")
 NOTHING_FOUND = SearchCall("raw", ("q",), response="No results.")
 
 
-def searches(*queries: str) -> tuple[SearchCall, ...]:
+def searches(*queries):
     """One call per query, each with one passage."""
     return tuple(SearchCall("raw", (query,), response=f"[1] {query}: a passage.") for query in queries)
 
 
-def ask(question: str, answer: str, thinking: str = "<think>hm</think>") -> Turn:
+def ask(question, answer, thinking="<think>hm</think>"):
     return Turn(f"{thinking}<question>{question}</question>\n<answer>{answer}</answer>")
 
 
-def trajectory(*calls: SearchCall, last: Turn) -> Trajectory:
+def trajectory(*calls, last):
     return Trajectory((*(Turn("<think>search</think>", (call,)) for call in calls), last))
 
 
@@ -58,38 +58,23 @@ def test_impossible_counts_are_refused(k, n):
         difficulty(k, n)
 
 
-@pytest.mark.parametrize(
-    ("texts", "share"),
-    [
-        (["<think>a</think> x", "\n<think>b</think>"], 1.0),
-        (["<think>a</think>", "x <think>b</think>"], 0.5),
-        (["<think>never closed"], 0.0),
-        ([], 0.0),
-    ],
-)
+THINKING = [(["<think>a</think> x", "\n<think>b</think>"], 1.0)]
+THINKING += [(["<think>a</think>", "x <think>b</think>"], 0.5), (["<think>never closed"], 0.0), ([], 0.0)]
+
+
+@pytest.mark.parametrize(("texts", "share"), THINKING)
 def test_thinking_counts_in_turns_that_open_with_it(texts, share):
     assert think_part(Trajectory(tuple(map(Turn, texts)))) == share
 
 
-@pytest.mark.parametrize(
-    ("calls", "hop", "score"),
-    [
-        ((), 1, 1.0),
-        ((UNANSWERED,), 1, 1.0),
-        ((), 2, 0.0),
-        ((INVALID,), 2, 0.0),
-        ((ANSWERED,), 2, 1.0),
-        ((ANSWERED,), 3, 2 / 3),
-        ((ANSWERED,), 4, 0.5),
-        ((ANSWERED, INVALID), 4, 0.5),
-        ((ANSWERED, UNANSWERED), 4, 0.0),
-        (searches("k", "l", "m"), 4, 1.0),
-        (searches("k", "l", "m", "n", "o"), 4, 1.0),
-        (searches("Orrin", "orrin!", "the Orrin"), 4, 0.5),
-        ((NOTHING_FOUND,), 2, 0.0),
-        ((NOTHING_FOUND, ANSWERED), 3, 2 / 3),
-    ],
-)
+STEPS = [((), 1, 1.0), ((UNANSWERED,), 1, 1.0), ((), 2, 0.0), ((INVALID,), 2, 0.0), ((ANSWERED,), 2, 1.0)]
+STEPS += [((ANSWERED,), 3, 2 / 3), ((ANSWERED,), 4, 0.5), ((ANSWERED, INVALID), 4, 0.5)]
+STEPS += [((ANSWERED, UNANSWERED), 4, 0.0), (searches("k", "l", "m"), 4, 1.0)]
+STEPS += [(searches("k", "l", "m", "n", "o"), 4, 1.0), (searches("Orrin", "orrin!", "the Orrin"), 4, 0.5)]
+STEPS += [((NOTHING_FOUND,), 2, 0.0), ((NOTHING_FOUND, ANSWERED), 3, 2 / 3)]
+
+
+@pytest.mark.parametrize(("calls", "hop", "score"), STEPS)
 def test_the_tool_part_counts_queries_that_found_something_new(calls, hop, score):
     turns = tuple(Turn("", (call,)) for call in calls)
     assert tool_part(Trajectory(turns), hop) == pytest.approx(score)
@@ -113,18 +98,12 @@ def test_repetition_never_raises_the_tool_part(turns, hop):
     assert once <= (1 + min(len(made), len({query for queries in turns for query in queries}))) / hop
 
 
-@pytest.mark.parametrize(
-    ("answer", "score"),
-    [
-        ("the Ostrel lighthouse", 1.0),
-        ("Yes", 1.0),
-        ("no.", 1.0),
-        ("Halvorsen designed the Ostrel lighthouse in 1893", 0.5),
-        ("Paris", 0.0),
-        ("strel", 0.0),
-        ("the", 0.0),
-    ],
-)
+SUPPORTED = [("the Ostrel lighthouse", 1.0), ("Yes", 1.0), ("no.", 1.0)]
+SUPPORTED += [("Halvorsen designed the Ostrel lighthouse in 1893", 0.5), ("Paris", 0.0), ("strel", 0.0)]
+SUPPORTED += [("the", 0.0)]
+
+
+@pytest.mark.parametrize(("answer", "score"), SUPPORTED)
 def test_the_answer_part_needs_few_words_with_evidence(answer, score):
     assert answer_part(answer, [DOCUMENT]) == score
 
@@ -155,28 +134,21 @@ def test_an_answer_in_the_document_counts_for_one_hop_only():
     assert scores == [1.0, 0.0, 0.0]
 
 
-@pytest.mark.parametrize(
-    ("question", "answer", "fault"),
-    [
-        ("Who?", "Ann", None),
-        (None, "Ann", "no_question"),
-        ("Who?", None, "no_answer"),
-        ("?!", "Ann", "question_without_words"),
-        ("Who?", "The", "answer_without_words"),
-        ("What is Oslo's river?", "Oslo", "answer_in_question"),
-        ("Which U.S. state?", "us", "answer_in_question"),
-        ("What did the Osloers build?", "Oslo", None),
-        ("What did the Parisians build?", "Paris", "answer_in_question"),
-        ("Is it in Norway?", "No", None),
-        ("Did it open in 1914?", "1", None),
-        ("What happened in 1914?", "1914", "answer_in_question"),
-        ("Who was born in 11914?", "1914", None),
-        ("What is another name of it?", "Other", None),
-        ("Where do New Yorkers go?", "New York", "answer_in_question"),
-        ("Who is a New-Yorker?", "New York", "answer_in_question"),
-        ("東京都の区は?", "東京", "answer_in_question"),
-    ],
-)
+FAULTS = [("Who?", "Ann", None), (None, "Ann", "no_question"), ("Who?", None, "no_answer")]
+FAULTS += [("?!", "Ann", "question_without_words"), ("Who?", "The", "answer_without_words")]
+FAULTS += [("What is Oslo's river?", "Oslo", "answer_in_question")]
+FAULTS += [("Which U.S. state?", "us", "answer_in_question")]
+FAULTS += [("What did the Osloers build?", "Oslo", None)]
+FAULTS += [("What did the Parisians build?", "Paris", "answer_in_question")]
+FAULTS += [("Is it in Norway?", "No", None), ("Did it open in 1914?", "1", None)]
+FAULTS += [("What happened in 1914?", "1914", "answer_in_question")]
+FAULTS += [("Who was born in 11914?", "1914", None), ("What is another name of it?", "Other", None)]
+FAULTS += [("Where do New Yorkers go?", "New York", "answer_in_question")]
+FAULTS += [("Who is a New-Yorker?", "New York", "answer_in_question")]
+FAULTS += [("東京都の区は?", "東京", "answer_in_question")]
+
+
+@pytest.mark.parametrize(("question", "answer", "fault"), FAULTS)
 def test_the_fault_of_a_question_is_named(question, answer, fault):
     assert has_integrity(question, answer) is (fault is None)
     tags = [("question", question), ("answer", answer)]
@@ -260,15 +232,12 @@ def test_a_failed_search_makes_any_sample_invalid(last):
     assert "1 of the challenger's searches failed: HTTP 503" in str(score.reason_invalid)
 
 
-@pytest.mark.parametrize(
-    ("text", "score"),
-    [
-        ("<think>x</think><answer>the Kestmoor.</answer>", 1.0),
-        ("<answer>Kestmoor village</answer>", 0.0),
-        ("It is Kestmoor.", 0.0),
-        ("<think><answer>Kestmoor</answer></think>", 0.0),
-    ],
-)
+ATTEMPTS = [("<think>x</think><answer>the Kestmoor.</answer>", 1.0)]
+ATTEMPTS += [("<answer>Kestmoor village</answer>", 0.0), ("It is Kestmoor.", 0.0)]
+ATTEMPTS += [("<think><answer>Kestmoor</answer></think>", 0.0)]
+
+
+@pytest.mark.parametrize(("text", "score"), ATTEMPTS)
 def test_a_solver_is_rewarded_for_an_exact_match(text, score):
     assert solver_reward(Trajectory((Turn(text),)), ["Kestmoor"]).score == score
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -25,7 +24,7 @@ FRAGMENTS = ["<tool_call>", "</tool_call>", '{"name": "search"', ', "arguments":
 FRAGMENTS += ['"]}}', "[" * 9999]
 
 
-def wrap(call: Any) -> str:
+def wrap(call):
     return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
 
 
@@ -54,27 +53,22 @@ def test_other_json_is_not_a_valid_call(value):
     assert not any(call.valid for call in parse_tool_calls(wrap(value)))
 
 
-def asked(queries: Any) -> dict[str, Any]:
+def asked(queries):
     return {"name": "search", "arguments": {"query_list": queries}}
 
 
-@pytest.mark.parametrize(
-    ("call", "why"),
-    [
-        (["search"], "JSON object"),
-        ({"name": "browse", "arguments": {"query_list": ["x"]}}, "no such tool"),
-        ({"name": "search"}, "list of strings"),
-        ({"name": "search", "arguments": '{"query_list": ["x"]}'}, "list of strings"),
-        (asked("x"), "list of strings"),
-        (asked(["x", 1]), "list of strings"),
-        (asked([]), "empty"),
-        (asked([" "]), "empty"),
-        (asked(["\ud800"]), "empty"),
-        (asked(["x", "I will search x.</think>"]), "a tag"),
-        (asked(["x"] * (MAX_QUERIES_PER_CALL + 1)), "more than 10 queries"),
-        (asked(["x" * (MAX_QUERY_CHARS + 1)]), "more than 1000 char"),
-    ],
-)
+INVALID = [(["search"], "JSON object")]
+INVALID += [({"name": "browse", "arguments": {"query_list": ["x"]}}, "no such tool")]
+INVALID += [({"name": "search"}, "list of strings")]
+INVALID += [({"name": "search", "arguments": '{"query_list": ["x"]}'}, "list of strings")]
+INVALID += [(asked("x"), "list of strings"), (asked(["x", 1]), "list of strings"), (asked([]), "empty")]
+INVALID += [(asked([" "]), "empty"), (asked(["\ud800"]), "empty")]
+INVALID += [(asked(["x", "I will search x.</think>"]), "a tag")]
+INVALID += [(asked(["x"] * (MAX_QUERIES_PER_CALL + 1)), "more than 10 queries")]
+INVALID += [(asked(["x" * (MAX_QUERY_CHARS + 1)]), "more than 1000 char")]
+
+
+@pytest.mark.parametrize(("call", "why"), INVALID)
 def test_an_invalid_call_is_answered_with_its_error(call, why):
     (parsed,) = parse_tool_calls(wrap(call))
     assert why in invalid_call_response(parsed)

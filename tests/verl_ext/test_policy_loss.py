@@ -1,12 +1,9 @@
 """A training step by veRL's worker learns only from rows that count."""
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from actor_steps import CLIP, PROMPT, Row, actor_config, make_rows, make_steps, save_policy
+from actor_steps import CLIP, PROMPT, actor_config, make_rows, make_steps, save_policy
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
@@ -17,7 +14,7 @@ ENTROPY, KL = 0.01, 0.1
 MOST_WEIGHT = 0.015
 """Between the ratios of these rows, which the sampler found about 80 times as likely as the policy does."""
 WEIGHTED = {"loss_type": "reinforce", "rollout_is": "token", "rollout_is_threshold": MOST_WEIGHT}
-LOSSES: dict[str, dict[str, Any]] = {
+LOSSES = {
     "reinforce": {"policy_loss": {"rollout_correction": {"loss_type": "reinforce"}}},
     "ppo_clip": {"policy_loss": {"rollout_correction": {"loss_type": "ppo_clip"}}},
     "reinforce, weighted": {"policy_loss": {"rollout_correction": WEIGHTED}},
@@ -32,7 +29,7 @@ LOSSES: dict[str, dict[str, Any]] = {
 CASES = {(loss, size): {"actor": LOSSES[loss], "micro_batch": size} for loss in LOSSES for size in (1, 8)}
 
 
-def reference(model: Path, rows: list[Row], loss: str) -> dict[str, torch.Tensor]:
+def reference(model, rows, loss):
     """The gradient by hand: the mean over the tokens of rows that count."""
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     total, tokens = torch.zeros(()), 0

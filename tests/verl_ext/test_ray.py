@@ -23,7 +23,6 @@ def config():
 
 @pytest.fixture(scope="module")
 def cluster(config, tmp_path_factory):
-    """Ray and the transfer queue with the trainer's environment."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in recorder_env(tmp_path_factory.mktemp("recorder")).items():
             patch.setenv(name, value)
@@ -43,7 +42,7 @@ def cluster(config, tmp_path_factory):
 
 @pytest.mark.timeout(300)
 def test_verl_gets_its_placement_group_and_a_few_cpus_are_left(cluster, config):
-    """With fewer CPUs veRL would wait here forever. With many more, Ray would start needless workers."""
+    # With fewer CPUs veRL would wait here forever. With many more, Ray would start needless workers.
     trainer = config.trainer
     pools = ResourcePoolManager({"global_pool": [trainer.n_gpus_per_node] * trainer.nnodes}, mapping={})
     pools.create_resource_pool()
@@ -58,7 +57,7 @@ def test_verl_gets_its_placement_group_and_a_few_cpus_are_left(cluster, config):
 class Server:
     """Starts processes like SGLang's schedulers."""
 
-    def in_a_scheduler(self, names: list[str]) -> dict[str, str | None]:
+    def in_a_scheduler(self, names):
         with multiprocessing.get_context("spawn").Pool(1) as scheduler:
             return dict(zip(names, scheduler.map(os.getenv, names), strict=True))
 
@@ -67,7 +66,7 @@ def test_an_engines_schedulers_do_not_record(cluster):
     names = ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"]
     rank, engine = (
         # As in SGLangReplica.launch_servers.
-        Server.options(num_cpus=0, runtime_env={"env_vars": variables}).remote()  # type: ignore[attr-defined]
+        Server.options(num_cpus=0, runtime_env={"env_vars": variables}).remote()
         for variables in ({}, CudaPlatform().rollout_env_vars())
     )
     size, older, pipe = ray.get(rank.in_a_scheduler.remote(names)).values()

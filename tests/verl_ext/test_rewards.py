@@ -2,16 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Peer
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from transformers import AutoTokenizer
 
 from verl_ext.clients.question_score import right_attempts
 from verl_ext.clients.solver_agent import SolverAttempt
@@ -23,19 +19,18 @@ from verl_ext.rewards import challenger_score, solver_score
 DOCUMENT = "Orrin\nOrrin is a harbour town on the river Vell."
 CALL = SearchCall('{"name": "search"}', ("Vell",), response="[1] Vell: The Vell ends in the Ember Sea.")
 LOST = SearchCall("r", ("q",), failed=True, error="down")
-ASKED = (
-    "<think>So.</think><question>Into which sea does Orrin's river flow?</question><answer>Ember Sea</answer>"
-)
+QUESTION = "<question>Into which sea does Orrin's river flow?</question>"
+ASKED = f"<think>So.</think>{QUESTION}<answer>Ember Sea</answer>"
 GOOD = Trajectory((Turn("<think>Look.</think>call", (CALL,)), Turn(ASKED)))
 
 
 class Solver:
     """Answers completions from a list of texts and status codes, the last one forever."""
 
-    def __init__(self, tokenizer: Any, *replies: str | int) -> None:
+    def __init__(self, tokenizer, *replies):
         self._tokenizer, self._replies = tokenizer, list(replies)
 
-    def __call__(self, request: dict[str, Any]) -> Any:
+    def __call__(self, request):
         reply = self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
         if isinstance(reply, int):
             return reply
@@ -43,12 +38,12 @@ class Solver:
         return {"choices": [{"index": 0, "text": reply, "finish_reason": "stop", "token_ids": ids}]}
 
 
-def library(request: dict[str, Any]) -> dict[str, Any]:
+def library(request):
     passage = {"title": "Vell", "text": "It ends in the Ember Sea.", "contents": ""}
     return {"result": [[passage] * request["topk"] for _ in request["queries"]]}
 
 
-def answer(text: str) -> str:
+def answer(text):
     return f"<answer>{text}</answer>"
 
 
@@ -57,30 +52,15 @@ def retrieval(start_peer):
     return start_peer("/retrieve", library)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return AutoTokenizer.from_pretrained(tiny_model)
-
-
-Score = Callable[..., tuple[dict[str, Any], Peer]]
-
-
 @pytest.fixture
 def score(start_peer, retrieval, tiny_model, tokenizer):
-    """Score a trajectory with a solver that gives these replies. Returns the score and the solver."""
-
-    def run(made: Trajectory, *replies: str | int, hop: int = 2, **changes: Any) -> tuple[Any, Peer]:
+    def run(made, *replies, hop=2, **changes):
         solver = start_peer("/v1/completions", Solver(tokenizer, *replies))
         checks = {name: changes.pop(name, False) for name in ("hop_check", "open_book_check")}
-        values: dict[str, Any] = {"url": solver.url, "model_name": "solver", "tokenizer": str(tiny_model)}
+        values = {"url": solver.url, "model_name": "solver", "tokenizer": str(tiny_model)}
         values |= {"prompt_form": "short", "temperature": 1.0, "max_turns": 3, "max_tokens_per_turn": 64}
-        values |= {
-            "max_context_tokens": 900,
-            "tool_response_limit": 300,
-            "concurrency": 2,
-            "deadline_s": 30.0,
-        }
-        values["retrieval"] = {"url": retrieval.url, "topk": 2, "deadline_s": 2.0}
+        values |= {"max_context_tokens": 900, "tool_response_limit": 300, "deadline_s": 30.0}
+        values |= {"concurrency": 2, "retrieval": {"url": retrieval.url, "topk": 2, "deadline_s": 2.0}}
         # veRL passes its own config objects.
         arguments = OmegaConf.create({"attempts": 4, **checks, "solver": values | changes})
         extra_info = {"trajectory": made.to_dict(), "document": DOCUMENT, "hop": hop}
@@ -153,7 +133,7 @@ def test_a_question_without_integrity_costs_no_attempt(score, made, valid):
     assert (got["score"], got["valid"], got["attempts_finished"], solver.requests) == (0.0, valid, 0, [])
 
 
-def solved(*turns: Turn) -> dict[str, Any]:
+def solved(*turns):
     extra_info = {"trajectory": Trajectory(turns).to_dict()}
     return asyncio.run(solver_score("search_zero", "", {"target": ["Ember Sea", "sea"]}, extra_info))
 
@@ -181,7 +161,7 @@ def test_a_solver_that_lost_a_search_is_not_scored_or_filtered():
     assert np.std([got["filter_score"]] * 5) != 0  # veRL drops a group where this is 0
 
 
-def attempt(text: str | None, finished: bool = True) -> SolverAttempt:
+def attempt(text, finished=True):
     return SolverAttempt(Trajectory(), finished, None if finished else "down", 0, 0, 0, 0.0, text)
 
 

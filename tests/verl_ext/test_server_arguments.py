@@ -41,23 +41,16 @@ def test_the_table_has_what_the_recipe_verl_and_our_hints_name():
     assert not set(_OF_VLLM) & set(sglang_arguments())
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("tool_call_parser", "hermes", None),
-        ("tool_call_parser", "hermse", "(did you mean 'hermes'?)"),
-        ("page_size", 16, None),
-        ("page_size", True, "is True, not a whole number"),
-        ("page_size", "16", "is '16', not a whole number"),
-        ("mem_fraction_static", 1, None),
-        ("enable_mixed_chunk", 1, "is 1, not true or false"),
-        ("cuda_graph_bs", [1, 2], None),
-        ("cuda_graph_bs", 1, "is 1, not a list"),
-        ("revision", 7, None),
-        ("revision", {"a": 1}, "not text"),
-        ("page_size", None, None),
-    ],
-)
+VALUES = [("tool_call_parser", "hermes", None)]
+VALUES += [("tool_call_parser", "hermse", "(did you mean 'hermes'?)"), ("page_size", 16, None)]
+VALUES += [("page_size", True, "is True, not a whole number")]
+VALUES += [("page_size", "16", "is '16', not a whole number"), ("mem_fraction_static", 1, None)]
+VALUES += [("enable_mixed_chunk", 1, "is 1, not true or false"), ("cuda_graph_bs", [1, 2], None)]
+VALUES += [("cuda_graph_bs", 1, "is 1, not a list"), ("revision", 7, None)]
+VALUES += [("revision", {"a": 1}, "not text"), ("page_size", None, None)]
+
+
+@pytest.mark.parametrize(("name", "value", "says"), VALUES)
 def test_a_value_is_judged_by_kind_and_choices(name, value, says):
     fault = sglang_arguments()[name].fault(value)
     assert fault is None if says is None else says in (fault or "")
@@ -87,7 +80,7 @@ class ServerArgs:
     by_another_name: str = ""
 
     @staticmethod
-    def add_cli_args(parser: argparse.ArgumentParser) -> None:
+    def add_cli_args(parser):
         parser.add_argument("--model", "--model-path", type=str)
         parser.add_argument("--parser", choices=["auto", "x"])
         parser.add_argument("--sizes", type=int, nargs="+")
@@ -111,7 +104,7 @@ def test_arguments_are_read_from_the_options_of_server_args():
 
 
 def test_the_reference_engines_arguments_are_those_that_its_code_reads():
-    def constants(file: str, function: str) -> set[str]:
+    def constants(file, function):
         """The first arguments of a function's calls in a file."""
         calls = [
             node for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.Call)

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,15 +41,14 @@ def gpu_config():
     return resolve(compose_stage("challenger", ["hardware=8xh100", "solver.port=8001"]))
 
 
-def verl_modules() -> Iterator[ast.Module]:
+def verl_modules():
     spec = find_spec("verl")
-    assert spec is not None and spec.origin is not None
     for name in ("async_sglang_server", "http_server_engine", "sglang_rollout"):
         file = Path(spec.origin).parent / "workers" / "rollout" / "sglang_rollout" / f"{name}.py"
         yield ast.parse(file.read_text(encoding="utf-8"))
 
 
-def verl_uses() -> Iterator[str]:
+def verl_uses():
     """`module:name` of everything that veRL's SGLang rollout takes from SGLang."""
     for node in (node for tree in verl_modules() for node in ast.walk(tree)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sglang"):
@@ -59,20 +57,19 @@ def verl_uses() -> Iterator[str]:
             yield f"sglang.srt.entrypoints.engine:{node.attr}"
 
 
-def verl_server_arguments() -> set[str]:
+def verl_server_arguments():
     """The arguments that veRL always gives its SGLang server."""
     for node in (node for tree in verl_modules() for node in ast.walk(tree)):
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "args":
-            assert isinstance(node.value, ast.Dict)
             return {key.value for key in node.value.keys if isinstance(key, ast.Constant)}
     raise AssertionError("veRL no longer gathers the arguments in `args`")
 
 
-def used_by(part: str, kind: str) -> set[str]:
+def used_by(part, kind):
     return {need.name for need in NEEDS if (need.by, need.kind) == (part, kind)}
 
 
-def test_the_list_has_the_names_that_verl_imports() -> None:
+def test_the_list_has_the_names_that_verl_imports():
     # A need may name an attribute of an import.
     listed = {re.sub(r"(:[^.]*)\..*", r"\1", name) for name in used_by(ROLLOUT, "symbol")}
     uses = set(verl_uses())
@@ -92,7 +89,7 @@ def test_idle_schedulers_leave_their_cores_to_the_update(gpu_config):
 
 
 def test_verl_starts_its_server_with_the_platforms_environment():
-    """So verl_ext/rollout/platforms.py keeps the trainer's recorder out of the engine."""
+    # So verl_ext/rollout/platforms.py keeps the trainer's recorder out of the engine.
     environments = {
         ast.unparse(keyword.value)
         for tree in verl_modules()
@@ -119,12 +116,12 @@ def test_the_list_has_the_fields_that_an_attempt_sends(start_peer, tiny_model):
 
     peer = start_peer("/v1/completions", lambda _: {"choices": [{"text": "a", "finish_reason": "stop"}]})
 
-    async def ask() -> None:
+    async def ask():
         agent = SolverAgent(
             f"{peer.url}/v1/completions",
             "solver",
             AutoTokenizer.from_pretrained(tiny_model),
-            None,  # type: ignore[arg-type]
+            None,
             **{"topk": 1, "max_tokens_per_turn": 8, "max_context_tokens": 1000, "prompt_form": "short"},
         )
         await agent.attempt("Who came?", seed=1)
@@ -137,7 +134,7 @@ def test_the_list_has_the_fields_that_an_attempt_sends(start_peer, tiny_model):
 
 
 def test_the_solver_gets_the_attention_kernels_of_verls_server():
-    """When veRL drops its rule, ours can go too."""
+    # When veRL drops its rule, ours can go too.
     (rule,) = {
         ast.unparse(node.test)
         for tree in verl_modules()
@@ -151,7 +148,7 @@ def test_the_solver_gets_the_attention_kernels_of_verls_server():
     assert SOLVER_ARGUMENTS["attention_backend"] == "flashinfer"
 
 
-def package(folder: Path, files: dict[str, str]) -> Path:
+def package(folder, files):
     """An SGLang with these modules, by their paths."""
     for name, text in files.items():
         path = folder / "sglang" / f"{name}.py"
@@ -160,19 +157,13 @@ def package(folder: Path, files: dict[str, str]) -> Path:
     return folder / "sglang"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def wanted(): ...",
-        "class wanted: ...",
-        "wanted = 1",
-        "wanted: int = 1",
-        "from elsewhere import other as wanted",
-        "try:\n    from a import wanted\nexcept ImportError:\n    wanted = None",
-        "if True:\n    pass\nelse:\n    wanted = 1",
-        "\ufeffwanted = 1",
-    ],
-)
+STATEMENTS = ["def wanted(): ...", "class wanted: ...", "wanted = 1", "wanted: int = 1"]
+STATEMENTS += ["from elsewhere import other as wanted"]
+STATEMENTS += ["try:\n    from a import wanted\nexcept ImportError:\n    wanted = None"]
+STATEMENTS += ["if True:\n    pass\nelse:\n    wanted = 1", "\ufeffwanted = 1"]
+
+
+@pytest.mark.parametrize("text", STATEMENTS)
 def test_a_name_is_found_in_any_statement(tmp_path, text):
     assert Source(package(tmp_path, {"srt/m": text})).symbol("sglang.srt.m:wanted")
 
@@ -225,7 +216,7 @@ def test_an_installed_sglang_is_refused_in_one_line_and_never_imported(tmp_path)
     assert line.endswith("install sglang==0.5.12")
 
 
-def run(environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(environment, *arguments):
     command = [sys.executable, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

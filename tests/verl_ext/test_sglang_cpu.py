@@ -2,7 +2,6 @@
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,26 +16,21 @@ from verl_ext.sglang.cpu import STAND_INS, environment, refusal_on_cpu
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def composed(stage: str, *overrides: str) -> Any:
+def composed(stage, *overrides):
     return resolve(compose_stage(stage, ["solver.port=8001", *overrides]))
 
 
 @pytest.fixture(scope="module")
 def challenger():
-    """With two ranks."""
     return composed("challenger", "hardware=cpu", "rollout=sglang", "machine.gpus=2")
 
 
-@pytest.mark.parametrize(
-    ("overrides", "engine"),
-    [
-        (["hardware=cpu"], "reference"),
-        (["hardware=single_gpu"], "reference"),
-        (["hardware=8xh100"], "sglang"),
-        (["hardware=cpu", "rollout=sglang"], "sglang"),
-        (["hardware=8xh100", "rollout=reference"], "reference"),
-    ],
-)
+ENGINES = [(["hardware=cpu"], "reference"), (["hardware=single_gpu"], "reference")]
+ENGINES += [(["hardware=8xh100"], "sglang"), (["hardware=cpu", "rollout=sglang"], "sglang")]
+ENGINES += [(["hardware=8xh100", "rollout=reference"], "reference")]
+
+
+@pytest.mark.parametrize(("overrides", "engine"), ENGINES)
 def test_the_hardware_picks_the_engine_unless_it_is_chosen(overrides, engine):
     assert composed("evaluate", *overrides).solver.engine == engine
 
@@ -74,13 +68,12 @@ def test_each_rank_of_an_engine_has_a_core(tp):
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-    """A folder of packages in front of the installed ones."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "sgl_kernel", raising=False)
     return tmp_path
 
 
-def install(folder: Path, name: str, version: str) -> None:
+def install(folder, name, version):
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text("")
     about = folder / f"{name}-{version}.dist-info"

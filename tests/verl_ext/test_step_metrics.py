@@ -1,7 +1,6 @@
 """A step's metrics by hand. Spoiled rows touch only the failures."""
 
 from itertools import count
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,19 +25,8 @@ ATTEMPTS |= {"attempt_tokens_in": 100}
 NUMBER = count()
 
 
-def row(
-    hop: int = 1,
-    *calls: SearchCall,
-    k: int | None = None,
-    score: float = 0.0,
-    valid: bool = True,
-    padding: bool = False,
-    truncated: bool = False,
-    drift: int = 0,
-) -> StepRow:
-    reward: dict[str, Any] = dict.fromkeys(
-        ("difficulty", "format", "think", "tool", "answer_part"), score / 2
-    )
+def row(hop=1, *calls, k=None, score=0.0, valid=True, padding=False, truncated=False, drift=0):
+    reward = dict.fromkeys(("difficulty", "format", "think", "tool", "answer_part"), score / 2)
     reward |= {"score": score, "valid": valid, "integrity": k is not None, "n": 2, "k": k, "attempts_s": 1.0}
     reward["integrity_fault"] = "no_answer" if k is None else None
     reward["hop_fault"] = None if any(call.answered for call in calls) else "no search"
@@ -49,15 +37,11 @@ def row(
     return StepRow(key, padding, f"search_zero_{hop}", {"hop": hop}, reward, Trajectory(turns), drift)
 
 
-STEP = [
-    row(1, k=1, score=1.5),
-    row(1, score=0.0, truncated=True),
-    row(2, ANSWERED, k=2, score=0.5),
-    row(2, INVALID, k=0, score=0.5),
-]
+STEP = [row(1, k=1, score=1.5), row(1, score=0.0, truncated=True)]
+STEP += [row(2, ANSWERED, k=2, score=0.5), row(2, INVALID, k=0, score=0.5)]
 
 
-def all_metrics(rows: list[StepRow], expected: int = 8) -> dict[str, float]:
+def all_metrics(rows, expected=8):
     return rollout_metrics(rows, expected) | challenger_metrics(rows)
 
 
@@ -123,20 +107,14 @@ def test_drift_is_counted_in_invalid_rows_too():
     assert metrics["drzero/rollout/token_drift_rate"] == pytest.approx(1 / 5)
 
 
-def answer(prompt: str, score: float, hop: int = 0, text: str | None = "x", valid: bool = True) -> StepRow:
+def answer(prompt, score, hop=0, text="x", valid=True):
     reward = {"score": score, "f1": (1 + score) / 2, "answer": text, "valid": valid}
     turns = Trajectory((Turn("t"),))
     return StepRow(f"{prompt}_0_0", False, "search_zero", {"hop": hop}, reward, turns, 0)
 
 
-ANSWERS = [
-    answer("a", 1.0, 1),
-    answer("a", 0.0, 1),
-    answer("a", 0.0, 1, valid=False),
-    answer("b", 1.0, 2),
-    answer("b", 1.0, 2),
-    answer("c", 0.0, 2, None),
-]
+ANSWERS = [answer("a", 1.0, 1), answer("a", 0.0, 1), answer("a", 0.0, 1, valid=False)]
+ANSWERS += [answer("b", 1.0, 2), answer("b", 1.0, 2), answer("c", 0.0, 2, None)]
 
 
 def test_a_solvers_metrics_are_as_computed_by_hand():

@@ -69,7 +69,7 @@ def test_a_stage_without_enough_time_reports_its_need(monkeypatch):
         require_time("the export", 200)
 
 
-def paced(*parts: tuple[str, float]) -> Pace:
+def paced(*parts):
     """A start that has spent these seconds on these parts, in this order."""
     now = [1000.0]
     pace = Pace(lambda: now[0])

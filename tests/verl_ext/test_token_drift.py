@@ -1,6 +1,5 @@
 """Token drift: a rollout trains on the ids that were sampled, and turns only grow."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -22,7 +21,7 @@ class Rollout:
     mask: list[int]
     sampled: list[tuple[list[int], list[int]]]
 
-    def drift(self) -> int:
+    def drift(self):
         output = AgentLoopOutput(
             prompt_ids=self.prompt,
             response_ids=self.response,
@@ -32,7 +31,7 @@ class Rollout:
         return token_drift(output, self.sampled)
 
 
-def play(prompt: list[int], turns: list[tuple[list[int], list[int]]], length: int = 10_000) -> Rollout:
+def play(prompt, turns, length=10_000):
     """A rollout that keeps the rules. Each turn has the ids sampled and the tool's ids."""
     context, sampled, mask = list(prompt), [], []
     for drawn, answer in turns:
@@ -78,7 +77,7 @@ def test_training_on_a_tools_answer_is_drift(prompt, turns, data):
     assert rollout.drift() == 1
 
 
-SPOIL: dict[str, Callable[[Rollout], None]] = {
+SPOIL = {
     "another prompt": lambda rollout: rollout.prompt.append(1),
     "nothing trained on": lambda rollout: rollout.mask.__setitem__(slice(None), [0] * len(rollout.mask)),
 }

@@ -3,10 +3,9 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from unittest.mock import Mock
 
 import pytest
@@ -28,25 +27,18 @@ from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.rewards import solver_score
 from verl_ext.stop_time import STOP_VARIABLE, read_note
 from verl_ext.trainer.collapse import ALARM, WINDOW
-from verl_ext.trainer.step_rows import dump_rows, read_log_probs, read_rows
+from verl_ext.trainer.step_rows import read_log_probs, read_rows
 from verl_ext.trainer.trainers import GRPO, GroupRelativeTrainer, TooManyFailures
 
 HrpoSync, GrpoSync = (
     cast(type[GroupRelativeTrainer], get_trainer_cls(f"drzero_{method}_sync")) for method in ("hrpo", "grpo")
 )
 
+WHOLE = len(FILES)
 FAILED = SearchCall("r", ("q",), failed=True, error="down")
 # hop, reward, valid, padding: two groups of three and two, a lone row, an invalid and a padding row.
-STEP = [
-    (1, 0.0, True, False),
-    (2, 1.5, True, False),
-    (1, 1.0, True, False),
-    (3, 0.7, True, False),
-    (1, 9.0, False, False),
-    (2, 0.5, True, False),
-    (1, 0.5, True, False),
-    (1, 9.0, True, True),
-]
+STEP = [(1, 0.0, True, False), (2, 1.5, True, False), (1, 1.0, True, False), (3, 0.7, True, False)]
+STEP += [(1, 9.0, False, False), (2, 0.5, True, False), (1, 0.5, True, False), (1, 9.0, True, True)]
 LENGTHS = [3, 1, 2, 4, 2, 3, 1, 2]
 # Accepted answers by hop; a challenger's prompt has none.
 TARGETS = {1: ["Oslo", "Christiania"], 2: None, 3: []}
@@ -54,30 +46,27 @@ TARGETS = {1: ["Oslo", "Christiania"], 2: None, 3: []}
 PROMPTS = ["a", "b", "a", "c", "a", "a", "a", "a"]
 
 
-def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+def nested(rows):
     return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
-def put_step(partition: str) -> KVBatchMeta:
+def put_step(partition):
     """STEP as the rollout leaves it: the reward on the last token, tool tokens masked out."""
     masks = [torch.tensor([1] * (length - 1) + [1]) for length in LENGTHS]
     masks[3][1] = 0
     scores = [torch.zeros(length) for length in LENGTHS]
     for row, (_, reward, _, _) in zip(scores, STEP, strict=True):
         row[-1] = reward
-    extra_fields = [
-        {
-            "trajectory": Trajectory((Turn("t", () if valid else (FAILED,)),)).to_dict(),
-            "token_drift": 0,
-            "reward_extra_info": {
-                "score": reward,
-                "valid": valid,
-                "reason_invalid": None if valid else "down",
-            },
-        }
+    rewards = [
+        {"score": reward, "valid": valid, "reason_invalid": None if valid else "down"}
         for _, reward, valid, _ in STEP
     ]
-    fields: dict[str, Any] = {
+    trajectories = [Trajectory((Turn("t", () if valid else (FAILED,)),)) for _, _, valid, _ in STEP]
+    extra_fields = [
+        {"trajectory": played.to_dict(), "token_drift": 0, "reward_extra_info": reward}
+        for played, reward in zip(trajectories, rewards, strict=True)
+    ]
+    fields = {
         "response_mask": nested(masks),
         "rm_scores": nested(scores),
         "rollout_log_probs": nested([-torch.arange(1.0, length + 1) for length in LENGTHS]),
@@ -94,35 +83,28 @@ def put_step(partition: str) -> KVBatchMeta:
     return KVBatchMeta(keys=keys, tags=tags, partition_id=partition)
 
 
-def trainer(
-    batch_size: int = 8, limit: float = 0.25, kind: type[GroupRelativeTrainer] = HrpoSync
-) -> GroupRelativeTrainer:
+def trainer(batch_size=8, limit=0.25, kind=HrpoSync):
     """A trainer that has not been set up: its hooks need the config alone."""
     made = kind.__new__(kind)
-    made.config = OmegaConf.create(
-        {
-            "data": {"train_batch_size": batch_size},
-            "actor_rollout_ref": {"rollout": {"n": 1}},
-            "run": {"max_failed_share": limit},
-            "trainer": {"rollout_data_dir": None},
-        }
-    )
+    config = {"data": {"train_batch_size": batch_size}, "actor_rollout_ref": {"rollout": {"n": 1}}}
+    config |= {"run": {"max_failed_share": limit}, "trainer": {"rollout_data_dir": None}}
+    made.config = OmegaConf.create(config)
     made.global_steps, made.parameter_sync_step = 3, 1
     made._heartbeat, made._flow = Mock(), Mock()
     return made
 
 
-def write_advantages(partition: str, kind: type[GroupRelativeTrainer]) -> dict[str, Any]:
+def write_advantages(partition, kind):
     """The columns that a trainer writes for STEP, and its metrics under `metrics`."""
     batch = put_step(partition)
-    metrics: dict[str, Any] = {}
+    metrics = {}
     trainer(kind=kind)._compute_advantage(batch, metrics)
     names = ["advantages", "returns", "response_mask", "loss_mask"]
     data = tq.kv_batch_get(keys=batch.keys, partition_id=partition, select_fields=names)
     return {name: list(data[name].unbind()) for name in names} | {"metrics": [metrics]}
 
 
-def by_hand(row: int) -> float:
+def by_hand(row):
     """(r - mean of the hop) / sqrt(population variance of the hop + 1e-6), over rows that count."""
     hop, reward, valid, padding = STEP[row]
     if padding or not valid:
@@ -151,7 +133,7 @@ def test_hrpo_compares_rows_of_one_hop_count(queue):
 
 
 def test_grpo_compares_answers_to_one_prompt(queue):
-    """Rows 0, 2, 5 and 6 answer prompt a and count: rewards 0, 1, 0.5, 0.5, sample deviation sqrt(1/6)."""
+    # Rows 0, 2, 5 and 6 answer prompt a and count: rewards 0, 1, 0.5, 0.5, sample deviation sqrt(1/6).
     written = write_advantages("grpo", GrpoSync)
     deviation = (1 / 6) ** 0.5 + 1e-6
     expected = {0: -0.5 / deviation, 2: 0.5 / deviation}
@@ -161,16 +143,6 @@ def test_grpo_compares_answers_to_one_prompt(queue):
     for row in (4, 7):
         assert written["loss_mask"][row].sum() == written["response_mask"][row].sum() == 0
     assert written["metrics"][0]["drzero/grpo/lone_groups"] == 2
-
-
-def test_rows_are_read_back_in_the_order_of_the_batch(queue):
-    batch = put_step("rows")
-    rows = read_rows(batch)
-    assert [row.key for row in rows] == batch.keys
-    assert [(row.hop, row.reward["score"], row.padding) for row in rows] == [
-        (hop, reward, padding) for hop, reward, _, padding in STEP
-    ]
-    assert [row.counts for row in rows] == [valid and not padding for _, _, valid, padding in STEP]
 
 
 def test_a_step_with_many_failures_is_stopped_with_its_causes(queue):
@@ -189,7 +161,7 @@ def test_a_step_without_a_row_that_counts_is_stopped(queue, monkeypatch):
 
 
 def test_hop_counts_can_share_an_update_equally(queue, monkeypatch):
-    """One question of one hop, two of two hops."""
+    # One question of one hop, two of two hops.
     hops, rewards = (1, 2, 1, 2, 2, 2, 2, 1), (0, 0, 1, 1, 0, 1, 1, 1)
     step = [(hop, float(reward), True, False) for hop, reward in zip(hops, rewards, strict=True)]
     monkeypatch.setattr("test_trainers.STEP", step)
@@ -213,28 +185,23 @@ def test_log_probs_leave_out_tool_tokens_and_rows_that_do_not_count(queue):
     assert [len(values) for values in read] == [3, 1, 2, 3, 0, 3, 1, 0]
 
 
-def test_a_dump_has_every_real_row_and_no_partial_file(queue, tmp_path):
-    stepped = trainer()
-    stepped.config.trainer.rollout_data_dir = str(tmp_path)
+def test_a_dump_has_every_real_row_and_is_announced_under_its_final_name(queue, tmp_path, monkeypatch):
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
+    stepped, folder = trainer(), tmp_path / "dumps"
+    stepped.config.trainer.rollout_data_dir = str(folder)
     stepped._compute_advantage(put_step("dump"), {})
-    assert [path.name for path in tmp_path.iterdir()] == ["step_0003.jsonl"]
-    lines = [json.loads(line) for line in (tmp_path / "step_0003.jsonl").read_text().splitlines()]
+    assert [path.name for path in folder.iterdir()] == announced(tmp_path) == ["step_0003.jsonl"]
+    lines = [json.loads(line) for line in (folder / "step_0003.jsonl").read_text().splitlines()]
     assert sorted(line["doc_id"] for line in lines) == [f"d{row}" for row in range(7)]
     assert all(line["targets"] == (TARGETS[line["hop"]] or []) for line in lines)
 
 
-VALIDATED = {
-    "reward": [1.0, 0.0, 0.0],
-    "score": [1.0, 0.0, 0.0],
-    "f1": [1.0, 0.5, 0.0],
-    "valid": [True, True, False],
-    "reason_invalid": [None, None, "down"],
-    "answer": ["Vell", None, "x"],
-    "hop": [1, 2, 2],
-}
+VALIDATED = {"reward": [1.0, 0.0, 0.0], "score": [1.0, 0.0, 0.0], "f1": [1.0, 0.5, 0.0], "hop": [1, 2, 2]}
+VALIDATED |= {"valid": [True, True, False], "reason_invalid": [None, None, "down"]}
+VALIDATED |= {"answer": ["Vell", None, "x"]}
 
 
-def validate(infos: dict[str, list[Any]], expected: int = 4, limit: float = 0.5) -> dict[str, float]:
+def validate(infos, expected=4, limit=0.5):
     """A validation of three rows, with one rollout lost on the way."""
     uids = [f"u{row}" for row in range(len(infos.get("valid", [])))]
     counts = {("search_zero", f"u{row}"): 1 for row in range(expected)}
@@ -274,37 +241,37 @@ def test_kl_in_the_reward_is_refused(kind):
 class Rehearsed(PPOTrainerSync):
     """A run of `fit` without models: steps take no time, and workers save small files."""
 
-    def begin(self, saved: int, steps: int, at: dict[int, Callable[[], None]], files: int) -> None:
+    def begin(self, saved, steps, at, files):
         """Set up as `init` would. `at` has calls by step, `files` the number of files that a save writes."""
         self.global_steps, self.total_training_steps, self.steps_per_epoch = saved, steps, 100
         self.at, self.files = at, files
-        self.validated: list[int] = []
+        self.validated = []
         self.actor_rollout_wg = self.train_dataloader = self.checkpoint_manager = self
         self._init_dump_executor()
 
-    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
+    def step(self, metrics, timing_raw):
         self.at.get(self.global_steps, lambda: None)()
         return put_step(f"fit{self.global_steps}")
 
-    def _validate(self) -> dict[str, float]:
+    def _validate(self):
         self.validated.append(self.global_steps)
         return {"drzero/val/em": 0.5}
 
-    def _compute_metrics(self, *arguments: Any, **named: Any) -> None:
+    def _compute_metrics(self, *arguments, **named):
         """Nothing, because no worker has computed anything."""
 
-    def save_checkpoint(self, folder: str, *arguments: Any, **named: Any) -> None:
+    def save_checkpoint(self, folder, *arguments, **named):
         actors = len(FILES) - 1
         save(Path(self.config.trainer.default_local_dir), self.global_steps, min(self.files, actors))
         if self.files < actors:
             raise OSError("the disk is gone")
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self):
         if self.files < len(FILES):
             raise OSError("the disk is gone")
         return {}
 
-    def update_weights(self, step: int) -> None:
+    def update_weights(self, step):
         pass
 
 
@@ -315,29 +282,22 @@ class Timed(GroupRelativeTrainer, Rehearsed):
     method = replace(GRPO, metrics=lambda rows: {})
 
 
-Stop = tuple[int, float]
-
-
 @pytest.fixture(scope="module")
 def composed():
-    """A solver's config. Composing takes a second."""
     overrides = ["hardware=cpu", "trainer.logger=[file]", "trainer.val_before_train=false"]
     return resolve(compose_plain("solver", overrides))
 
 
 @pytest.fixture
 def rehearse(queue, composed, tmp_path, monkeypatch):
-    """Run veRL's loop to its end. Returns the trainer and its logged lines."""
     monkeypatch.delenv(STOP_VARIABLE, raising=False)
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
 
-    def stop_in(seconds: float) -> None:
+    def stop_in(seconds):
         monkeypatch.setenv(STOP_VARIABLE, str(time.time() + seconds))
 
-    def run(
-        *overrides: str, steps: int = 3, saved: int = 0, stop: Stop = (-1, 0), files: int = len(FILES)
-    ) -> tuple[Timed, list[dict[str, Any]]]:
+    def run(*overrides, steps=3, saved=0, stop=(-1, 0), files=WHOLE):
         """`stop`: in which step (0: before the first) a stop time so many seconds ahead is set."""
         places = [f"run.dir={tmp_path}", f"trainer.default_local_dir={tmp_path}"]
         changes = OmegaConf.from_dotlist([*places, *overrides])
@@ -352,7 +312,7 @@ def rehearse(queue, composed, tmp_path, monkeypatch):
     return run
 
 
-def phases(folder: Path) -> list[tuple[int, str]]:
+def phases(folder):
     lines = (folder / "heartbeats.jsonl").read_text().splitlines()
     return [(beat["step"], beat["phase"]) for beat in map(json.loads, lines)]
 
@@ -371,14 +331,10 @@ def test_a_run_out_of_time_saves_and_logs_a_last_step(rehearse, tmp_path, freq):
     assert last == f"checkpoint of step 2: {step_folder(tmp_path, 2)}"
 
 
-def test_a_run_with_enough_time_ends_normally(rehearse, tmp_path):
-    _, logged = rehearse(stop=(1, 3600))
+@pytest.mark.parametrize("stop", [(1, 3600), (3, -5)], ids=["enough time", "in its last step"])
+def test_a_run_that_is_not_out_of_time_ends_normally(rehearse, tmp_path, stop):
+    trainer, logged = rehearse("trainer.test_freq=3", stop=stop)
     assert [line["step"] for line in logged] == [1, 2, 3]
-    assert saved_step(tmp_path) == 3 and read_note(tmp_path) is None
-
-
-def test_a_run_in_its_last_step_is_not_out_of_time(rehearse, tmp_path):
-    trainer, _ = rehearse("trainer.test_freq=3", stop=(3, -5))
     assert saved_step(tmp_path) == 3 and trainer.validated[-1] == 3
     assert read_note(tmp_path) is None and phases(tmp_path)[-1] == (3, "done")
 
@@ -428,7 +384,7 @@ def test_a_collapse_only_warns_or_comes_too_late_to_stop(rehearse, tmp_path, pol
     assert read_note(tmp_path) is None
 
 
-def answered(group: str, step: int, *turns: Turn) -> None:
+def answered(group, step, *turns):
     """Add a question's finished and scored answers to the queue."""
     answers = [Trajectory((turn,)).to_dict() for turn in turns]
     scored = [
@@ -452,9 +408,9 @@ def test_groups_with_equal_scores_are_replaced_but_not_spoiled_ones(queue, compo
     answered("unsolved", 1, wrong, wrong)
     answered("some", 1, right, wrong)
     answered("lost", 1, lost, lost)
-    asked: list[str] = []
+    asked = []
 
-    def refill(count: int) -> None:
+    def refill(count):
         for _ in range(count):
             asked.append(f"fresh{len(asked)}")
             answered(asked[-1], 2, wrong, right)
@@ -483,7 +439,7 @@ def test_with_a_key_trajectories_go_to_wandb_as_a_table(rehearse, tmp_path, monk
         assert sorted(shown) == sorted(real)
 
 
-def announced(folder: Path) -> list[str]:
+def announced(folder):
     log = folder / "artefacts.jsonl"
     lines = log.read_text().splitlines() if log.is_file() else []
     return [Path(json.loads(line)["path"]).name for line in lines]
@@ -504,9 +460,3 @@ def test_a_save_that_breaks_off_is_not_announced(rehearse, tmp_path, files):
     whole = files == len(FILES)
     assert announced(tmp_path) == [] and saved_step(tmp_path) == int(whole)
     assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_1"] * whole
-
-
-def test_a_dump_is_announced_under_its_final_name(queue, tmp_path, monkeypatch):
-    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "artefacts.jsonl"))
-    dump_rows(read_rows(put_step("announced dump")), 3, tmp_path / "dumps" / "step_0003.jsonl")
-    assert announced(tmp_path) == ["step_0003.jsonl"]

@@ -4,22 +4,12 @@ Loss and gradients come from veRL's own worker in float32. Its rows have uneven 
 padding, and some groups hold one row. Both stages' advantages and losses are tried.
 """
 
-from typing import Any
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
-from actor_steps import (
-    PADDING,
-    PROMPT,
-    SPOILED,
-    TOKENS,
-    Row,
-    actor_config,
-    make_steps,
-    save_policy,
-    training_row,
-)
+from actor_steps import PADDING, PROMPT, SPOILED, TOKENS, actor_config, make_steps, save_policy, training_row
 from omegaconf import OmegaConf
 
 from drzero.recipe.compose import compose_plain, resolve
@@ -27,56 +17,39 @@ from verl_ext.method.advantages import group_advantages, hop_advantages
 
 ROWS = 32
 METHODS = {"HRPO": "reinforce", "GRPO": "ppo_clip"}
-BATCHES: dict[str, dict[str, Any]] = {
-    "one row at a time": {"micro_batch": 1},
-    "four rows": {"micro_batch": 4},
-    "40 tokens": {"tokens": 40},
-    "all tokens at once": {"tokens": 10_000},
-}
+BATCHES = {"one row at a time": {"micro_batch": 1}, "four rows": {"micro_batch": 4}}
+BATCHES |= {"40 tokens": {"tokens": 40}, "all tokens at once": {"tokens": 10_000}}
 CLOSE = {"rtol": 0.0, "atol": 1e-6}
 
 
-def rows_of(method: str) -> list[Row]:
+def rows_of(method):
     """Rows of 5 to 30 tokens; the last prompt and one hop count have a single valid row."""
     draw = torch.Generator().manual_seed(1)
     counts = np.array([row not in SPOILED and row not in PADDING for row in range(ROWS)])
     rewards = torch.rand(ROWS, generator=draw).numpy()
     hops, prompts = np.arange(ROWS) % 3, np.arange(ROWS) // 5
     hops[0] = 4
-    valued = (
-        hop_advantages(rewards, hops, counts)
-        if method == "HRPO"
-        else group_advantages(rewards, prompts, counts)
-    )
-    rows = []
+    is_hrpo, rows = method == "HRPO", []
+    valued = hop_advantages(rewards, hops, counts) if is_hrpo else group_advantages(rewards, prompts, counts)
     for row in range(ROWS):
         length = 1 if row in PADDING else int(torch.randint(1, 27, (1,), generator=draw))
         ids_T = torch.randint(100, TOKENS, (PROMPT + length,), generator=draw)
         mask_R = torch.ones(length, dtype=torch.int64) * bool(counts[row])
         log_probs_R = -6.9 - torch.rand(length, generator=draw) / 5
-        rows.append(
-            training_row(ids_T, mask_R, log_probs_R, torch.tensor([valued[row]], dtype=torch.float32))
-        )
+        advantage = torch.tensor([valued[row]], dtype=torch.float32)
+        rows.append(training_row(ids_T, mask_R, log_probs_R, advantage))
     return rows
 
 
-def as_on_gpus(config: dict[str, Any]) -> dict[str, Any]:
+def as_on_gpus(config):
     """The same actor with what the GPU profiles set, but in float32 and without flash-attn."""
     gpu = resolve(compose_plain("solver", ["hardware=single_gpu", "model=qwen2.5-3b"])).actor_rollout_ref
-    changes = {
-        "model": {
-            **{
-                name: gpu.model[name]
-                for name in ("use_fused_kernels", "fused_kernel_options", "override_config")
-            },
-            "enable_gradient_checkpointing": gpu.model.enable_gradient_checkpointing,
-        },
-        "actor": {"fsdp_config": {"use_no_sync_for_gradient_accumulation": True}},
-    }
+    named = ("use_fused_kernels", "fused_kernel_options", "override_config", "enable_gradient_checkpointing")
+    changes = {"model": {name: gpu.model[name] for name in named}}
+    changes["actor"] = {"fsdp_config": {"use_no_sync_for_gradient_accumulation": True}}
     assert gpu.actor.use_dynamic_bsz and gpu.model.use_fused_kernels
     assert gpu.model.override_config.attn_implementation == "drzero_packed"
     merged = OmegaConf.to_container(OmegaConf.merge(config, changes))
-    assert isinstance(merged, dict)
     return {str(key): value for key, value in merged.items()}
 
 
@@ -86,19 +59,17 @@ def as_on_gpus(config: dict[str, Any]) -> dict[str, Any]:
     ids="ranks={}".format,
 )
 def updates(request, tmp_path_factory, smollm2_tokenizer):
-    """By configuration, method and batches: what one update left."""
     model = save_policy(tmp_path_factory.mktemp("tiny") / "model", smollm2_tokenizer)
     plain = actor_config(model)
     found = {}
     for name, config in {"plain": plain, "as on GPUs": as_on_gpus(plain)}.items():
-        cases = {
-            (method, batches): {
-                "actor": {"policy_loss": {"rollout_correction": {"loss_type": loss}}},
-                "rows": rows_of(method),
-                **size,
-            }
+        losses = {
+            method: {"policy_loss": {"rollout_correction": {"loss_type": loss}}}
             for method, loss in METHODS.items()
-            for batches, size in BATCHES.items()
+        }
+        cases = {
+            (method, batches): {"actor": losses[method], "rows": rows_of(method), **size}
+            for method, (batches, size) in product(METHODS, BATCHES.items())
         }
         left = make_steps(tmp_path_factory.mktemp("steps"), config, cases, request.param)
         found |= {(name, *case): update for case, update in left.items()}
@@ -116,13 +87,12 @@ def test_loss_and_gradients_are_those_of_one_row_at_a_time(updates, name, method
             found["moved"][weight], step, **CLOSE, msg=lambda text, w=weight: f"{w}: {text}"
         )
     for metric in ("loss", "grad_norm"):
-        assert np.mean(found["metrics"][metric]) == pytest.approx(
-            np.mean(expected["metrics"][metric]), abs=1e-6
-        )
+        wanted = pytest.approx(np.mean(expected["metrics"][metric]), abs=1e-6)
+        assert np.mean(found["metrics"][metric]) == wanted
 
 
 def test_verl_shards_a_head_that_is_not_tied_alone():
-    """When this fails, the key `fused_head` and its refusal by preflight can go."""
+    # When this fails, the key `fused_head` and its refusal by preflight can go.
     from transformers import LlamaConfig, LlamaForCausalLM
     from verl.utils.fsdp_utils import _select_fsdp2_wrap_targets
 

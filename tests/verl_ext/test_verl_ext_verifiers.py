@@ -6,10 +6,8 @@ import math
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import pytest
 import verifiers.v1 as vf
@@ -21,7 +19,7 @@ from verl.workers.rollout.replica import TokenOutput
 
 from environments.registry import find
 from environments.row import Row
-from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
+from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
 from verl_ext.verifiers.endpoint import endpoint
@@ -154,7 +152,6 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module", autouse=True)
 def modules(tmp_path_factory):
-    """Tasksets as installed packages, because their tool servers import them in processes."""
     folder = tmp_path_factory.mktemp("tasksets")
     for name, source in {"say_words": TASKSET, "say_pairs": TWO_AGENTS, "clocks": TOOLS}.items():
         (folder / f"{name}.py").write_text(source)
@@ -166,21 +163,16 @@ def modules(tmp_path_factory):
             sys.modules.pop(name, None)
 
 
-@pytest.fixture
-def tokenizer(smollm2_tokenizer):
-    return smollm2_tokenizer
-
-
 class Scripted:
     """A model that says its lines, one per turn. Every id has a different log-prob."""
 
-    def __init__(self, tokenizer: Any, *lines: str | Exception) -> None:
+    def __init__(self, tokenizer, *lines):
         self.tokenizer, self._lines = tokenizer, list(lines)
-        self.inputs: list[list[int]] = []
-        self.outputs: list[list[int]] = []
-        self.log_probs: list[float] = []
+        self.inputs = []
+        self.outputs = []
+        self.log_probs = []
 
-    async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
+    async def sample(self, prompt_ids, max_tokens):
         """The next line, cut at the limit."""
         line = self._lines[len(self.inputs)]
         self.inputs.append(list(prompt_ids))
@@ -194,14 +186,14 @@ class Scripted:
         return Sampled(ids, log_probs, truncated=ids != whole)
 
 
-def play(model: Scripted, word: str = "plum", limits: EpisodeLimits = LIMITS, **options: Any) -> list[Played]:
+def play(model, word="plum", limits=LIMITS, **options):
     """One episode of the words."""
     taskset = find("verifiers:say-words").load(evaluation={}, words=[word], **options)
     (row,) = taskset.rows("train", None, seed=0)
     return asyncio.run(play_row(taskset, row, model, limits))
 
 
-def trained(played: Played) -> list[int]:
+def trained(played):
     return [i for i, kept in zip(played.response_ids, played.response_mask, strict=True) if kept]
 
 
@@ -222,16 +214,15 @@ def test_an_episode_of_several_turns_is_one_row_of_sampled_ids(tokenizer):
 def test_log_probs_are_the_models_and_the_score_is_the_librarys(tokenizer):
     model = Scripted(tokenizer, "no", "plum")
     (played,) = play(model)
-    assert played.log_probs is not None
     masked = list(zip(played.log_probs, played.response_mask, strict=True))
     assert [value for value, mask in masked if mask] == model.log_probs  # to the last bit
     assert all(value == 0 for value, mask in masked if not mask)
-    assert played.score is not None and (played.score.reward, played.score.success) == (2.0, True)
+    assert (played.score.reward, played.score.success) == (2.0, True)
     assert played.score.parts == {"said": 2.0, "turns": 2.0}
     assert [turn.text for turn in played.conversation.turns] == ["no", "plum"]
     assert played.conversation.turns[0].answers == ({"role": "user", "content": "Once more."},)
     (played,) = play(Scripted(tokenizer, "plum", "plum"), solved_at=3.0)
-    assert played.score is not None and not played.score.success
+    assert not played.score.success
 
 
 @pytest.mark.parametrize(
@@ -246,7 +237,7 @@ def test_a_tasksets_fault_is_one_line_and_not_a_zero(word, said, tokenizer):
     timeout_s = 1.0 if word == "hang" else 60.0
     (played,) = play(Scripted(tokenizer, "x", "y"), word, timeout_s=timeout_s)
     assert played.score is None and played.ended == "fault"
-    assert played.fault is not None and played.fault.startswith(said) and "\n" not in played.fault
+    assert played.fault.startswith(said) and "\n" not in played.fault
     assert played.fault.endswith("[row train-0]")
     assert trained(played) and played.token_drift == 0  # the turns so far can be read
 
@@ -256,25 +247,25 @@ def test_a_blocked_thread_is_abandoned_and_the_next_episode_is_played(tokenizer)
     rows = taskset.rows("train", None, seed=0)
     block, plum = sorted(rows, key=lambda row: str(row.data["task"]["word"]))
 
-    async def both() -> list[Played]:
+    async def both():
         blocked = await play_row(taskset, block, Scripted(tokenizer, "x", "y"), LIMITS)
         return blocked + await play_row(taskset, plum, Scripted(tokenizer, "x", "plum"), LIMITS)
 
     first, second = asyncio.run(both())
-    assert first.fault is not None and "Say.said" in first.fault
-    assert second.score is not None and second.score.reward == 2.0
+    assert "Say.said" in first.fault
+    assert second.score.reward == 2.0
 
 
 def test_a_host_waits_for_the_librarys_cleanups_before_it_closes():
-    """They swallow every exception, and one destroyed unfinished would keep the process alive."""
+    # They swallow every exception, and one destroyed unfinished would keep the process alive.
     taskset = find("verifiers:say-words").load(evaluation={})
-    ended: list[str] = []
+    ended = []
 
-    async def cleanup() -> None:
+    async def cleanup():
         await asyncio.sleep(0.5)
         ended.append("cleanup")
 
-    async def close() -> Host:
+    async def close():
         host = Host(taskset, taskset.rows("train", 1, seed=0)[0])
         await host.ready(60)
         asyncio.run_coroutine_threadsafe(run_shielded(cleanup()), host._loop)
@@ -295,7 +286,7 @@ def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer):
     model = Scripted(tokenizer, "plum", "never said")
     (played,) = play(model, limits=replace(LIMITS, response_tokens=4))
     assert (len(model.inputs), played.ended, played.token_drift) == (1, "tokens", 0)
-    assert played.score is not None and played.score.reward == 2.0
+    assert played.score.reward == 2.0
 
 
 def test_a_turn_has_a_token_limit(tokenizer):
@@ -310,7 +301,7 @@ def test_a_turn_has_a_token_limit(tokenizer):
 def test_a_too_long_first_message_is_a_fault(tokenizer):
     model = Scripted(tokenizer)
     (played,) = play(model, limits=replace(LIMITS, prompt_tokens=10))
-    assert played.fault is not None and "data.max_prompt_length=10" in played.fault and model.inputs == []
+    assert "data.max_prompt_length=10" in played.fault and model.inputs == []
 
 
 def test_the_taskset_limits_the_turns(tokenizer):
@@ -343,7 +334,7 @@ def test_tools_are_called_and_invalid_calls_are_explained(tokenizer):
     taskset = find("verifiers:clocks").load()
     row = taskset.rows("train", None, seed=0)[0]
     (played,) = asyncio.run(play_row(taskset, row, model, LIMITS))
-    assert played.score is not None and played.score.reward == 1.0
+    assert played.score.reward == 1.0
     answers = [turn.answers[0]["content"] for turn in played.conversation.turns[:-1]]
     assert answers == [
         "Error: there is no tool 'clock_date_in'; the tools are clock_time_in",
@@ -355,7 +346,7 @@ def test_tools_are_called_and_invalid_calls_are_explained(tokenizer):
 
 
 def test_each_branch_of_a_trace_is_a_row(tokenizer):
-    """A program that rewrites earlier messages has a branch for each version."""
+    # A program that rewrites earlier messages has a branch for each version.
     trace = _trace()
     session = Session(Scripted(tokenizer), LIMITS, Clock())
     for prompt, ids, drawn in (("one", [1, 2, 3], [7, 8]), ("two", [4, 5], [9])):
@@ -382,13 +373,13 @@ def test_ids_that_were_not_sampled_are_token_drift(wrong, tokenizer):
     assert played.token_drift == 1
 
 
-def _trace() -> Any:
+def _trace():
     agent = vf.AgentInfo(config=vf.AgentConfig())
     task = vf.TraceTask(type="Task", data=vf.TaskData(prompt="one"))
     return vf.Trace(task=task, agent=agent, state=vf.State())
 
 
-def _commit(trace: Any, prompt: str, prompt_ids: list[int], drawn: list[int]) -> None:
+def _commit(trace, prompt, prompt_ids, drawn):
     turn = graph.prepare_turn(trace, [UserMessage(content=prompt)], [])
     tokens = TurnTokens(
         prompt_ids=prompt_ids,
@@ -400,7 +391,7 @@ def _commit(trace: Any, prompt: str, prompt_ids: list[int], drawn: list[int]) ->
     turn.commit(Response(id="", created=0, model="m", message=message, finish_reason="stop", tokens=tokens))
 
 
-def _player(tokenizer: Any, trace: Any, session: Session) -> _Play:
+def _player(tokenizer, trace, session):
     taskset = find("verifiers:say-words").load()
     player = _Play(taskset, Row("train-0", {}), Scripted(tokenizer), LIMITS)
     player._traces, player._sessions = [trace], {trace.id: session}
@@ -408,11 +399,11 @@ def _player(tokenizer: Any, trace: Any, session: Session) -> _Play:
 
 
 def test_the_endpoint_is_on_loopback_and_knows_only_its_episodes(tokenizer):
-    async def asked() -> tuple[str, list[int]]:
+    async def asked():
         server = await endpoint()
         assert await endpoint() is server  # one per loop
         server.sessions["known"] = Session(Scripted(tokenizer, "x"), LIMITS, Clock())
-        bodies: list[tuple[str, Any]] = [("unknown", [1]), ("known", "x"), ("known", [1])]
+        bodies = [("unknown", [1]), ("known", "x"), ("known", [1])]
         return server.url, [await asyncio.to_thread(_post, server.url, *body) for body in bodies]
 
     url, codes = asyncio.run(asked())
@@ -421,7 +412,7 @@ def test_the_endpoint_is_on_loopback_and_knows_only_its_episodes(tokenizer):
         _post(url, "known", [1])
 
 
-def _post(url: str, trace_id: str, ids: Any) -> int:
+def _post(url, trace_id, ids):
     body, headers = json.dumps({"token_ids": ids}).encode(), {"X-Session-ID": trace_id}
     request = urllib.request.Request(f"{url}/inference/v1/generate", body, headers)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -435,7 +426,7 @@ def _post(url: str, trace_id: str, ids: Any) -> int:
 def test_a_game_does_not_read_thinking(tokenizer):
     renderer = ChatRenderer(tokenizer, ChatRendererConfig())
 
-    def parsed(text: str, before: str = "") -> tuple[str, str | None]:
+    def parsed(text, before=""):
         ids, prompt = (tokenizer.encode(one, add_special_tokens=False) for one in (text, before))
         response = renderer.parse_response(ids, prompt_ids=prompt)
         return response.content.strip(), response.reasoning_content
@@ -455,7 +446,7 @@ def test_verls_agent_loop_plays_a_taskset(tokenizer):
     class Manager:
         """veRL's server manager."""
 
-        async def generate(self, *, prompt_ids: Sequence[int], sampling_params: Any, **_: Any) -> TokenOutput:
+        async def generate(self, *, prompt_ids, sampling_params, **_):
             """The model's next line."""
             assert sampling_params["temperature"] == 0.7  # the run's
             drawn = await model.sample(list(prompt_ids), sampling_params["max_tokens"])

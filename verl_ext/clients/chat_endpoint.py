@@ -1,10 +1,4 @@
-"""A chat-completions endpoint with tool calls, for models that nobody trains.
-
-endpoint = ChatEndpoint("https://api.example.com/v1", "a-model", key_variable="OPENAI_API_KEY")
-dialogue = endpoint.dialogue(messages, max_tokens_per_turn=1024, max_context_tokens=8192)
-reply = await dialogue.reply(seed)
-dialogue.answer(["[1] Orrin: a town …"])
-"""
+"""A chat-completions endpoint with tool calls, for models that nobody trains."""
 
 import asyncio
 import json

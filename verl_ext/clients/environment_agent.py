@@ -1,8 +1,4 @@
-"""Plays episodes of an environment with a served model, with the code that training uses.
-
-agent = EnvironmentAgent(url, "solver", tokenizer, taskset=taskset, limits=limits, temperature=0.0)
-attempt = await agent.attempt(row)
-"""
+"""Plays episodes of an environment with a served model, with the code that training uses."""
 
 import asyncio
 import time

@@ -1,8 +1,4 @@
-"""Lets the solver try a challenger's question and scores it, for the training reward and the preview.
-
-scored = await score_question(trajectory, document, hop, solver, attempts=5, hop_check=True)
-scored["score"], scored["k"], scored["reason_invalid"]
-"""
+"""Lets the solver try a challenger's question and scores it, for the training reward and the preview."""
 
 import json
 import time

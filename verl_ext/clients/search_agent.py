@@ -1,8 +1,5 @@
 """An agent that searches: one conversation over several turns, with tool calls answered in between.
 
-    agent = SearchAgent("http://127.0.0.1:8001/v1/completions", "solver", tokenizer, search_client, topk=3, …)
-    conversation = await agent.converse(messages)
-
 Use one agent per event loop. An unfinished conversation must not be scored.
 """
 

@@ -1,8 +1,4 @@
-"""A model behind an OpenAI-compatible *completions* server: token ids in, token ids out.
-
-model = ServedModel("http://127.0.0.1:8001/v1/completions", "solver", tokenizer)  # one per event loop
-completion = await model.complete(prompt_ids, max_tokens=96)
-"""
+"""A model behind an OpenAI-compatible *completions* server: token ids in, token ids out."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,5 @@
 """Answers in OpenAI's form, complete or streamed.
 
-    job = chat_job(engine, tokenizer, ChatRequest(…), "my-model", form="hermes")
-    body = await job.whole()
-    async for event in job.events(): …                       # lines of server-sent events
-
 Text that may become a stop string or a tool call is held back. Malformed calls stay text, as in vLLM.
 """
 

@@ -46,10 +46,7 @@ _NEEDS_TOKEN = f"a bearer token is needed: the one in the server's {MODEL_KEY}"
 
 
 def create_app(
-    engine: ReferenceEngine,
-    tokenizer: PreTrainedTokenizerBase,
-    model_name: str,
-    call_form: str = "hermes",
+    engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, model_name: str, call_form: str = "hermes"
 ) -> FastAPI:
     """The HTTP application around `engine`, which it closes at shutdown."""
 

@@ -1,8 +1,5 @@
 """The reference engine: batched generation with a plain Transformers model, on a CPU or one CUDA GPU.
 
-    engine = ReferenceEngine(model, eos_token_ids=eos_token_ids(model, tokenizer))
-    result = await engine.generate(prompt_ids, SamplingParams(max_tokens=96))
-
 One worker thread owns the model. A step's error ends its requests, the loop's error the engine.
 """
 
@@ -14,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -34,7 +31,6 @@ class Generation:
     token_ids: list[int]
     log_probs: list[float]
     finish_reason: FinishReason
-    weight_version: int
     top_log_probs: list[TopLogProbs] = field(default_factory=list)  # per position, as many as requested
 
 
@@ -81,11 +77,10 @@ class Sequence:
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(failure)
 
-    def resolve(self, reason: FinishReason, weight_version: int) -> None:
+    def resolve(self, reason: FinishReason) -> None:
         """Pass the result to the caller, unless it has cancelled."""
         if self.future.set_running_or_notify_cancel():
-            generation = Generation(self.token_ids, self.log_probs, reason, weight_version, self.tops)
-            self.future.set_result(generation)
+            self.future.set_result(Generation(self.token_ids, self.log_probs, reason, self.tops))
 
 
 class EngineFailure(RuntimeError):
@@ -94,7 +89,7 @@ class EngineFailure(RuntimeError):
 
 @dataclass
 class EngineStats:
-    """Counters since the start, and the present state (the last four)."""
+    """Counters since the start, and the present state (the last three)."""
 
     requests: int = 0
     tokens_in: int = 0
@@ -104,13 +99,12 @@ class EngineStats:
     running: int = 0
     waiting: int = 0
     prefix_cache_bytes: int = 0
-    weight_version: int = 0
 
 
 @dataclass
 class _Command:
-    run: Callable[[], Any]
-    future: Future[Any]
+    run: Callable[[], None]
+    future: Future[None]
 
 
 class ReferenceEngine:
@@ -174,45 +168,21 @@ class ReferenceEngine:
         self._submit(sequence)
         return await asyncio.wrap_future(sequence.future)
 
-    async def score(
-        self, prompt_ids: list[int], response_ids: list[int], temperature: float = 1.0
-    ) -> list[float]:
-        """Log-probability in nats of each response id, by one plain forward with the present weights."""
-        if not response_ids:
-            raise ValueError("there is no response to score")
-        self.checked(prompt_ids + response_ids[:-1])
-        length = len(response_ids)
+    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Raises RuntimeError during requests. Any other error stops generation until an update succeeds."""
 
-        def forward() -> list[float]:
-            ids = torch.tensor([prompt_ids + response_ids], device=self.model.device)
-            logits = self.model(input_ids=ids[:, :-1], use_cache=False, logits_to_keep=length).logits[0]
-            log_probs = torch.log_softmax(logits.float() / temperature, dim=-1)
-            return log_probs.gather(1, ids[0, -length:, None]).squeeze(1).tolist()
-
-        return await self._command(forward)
-
-    async def update_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> int:
-        """Returns the new version. Raises RuntimeError during requests. Other errors stop generation."""
-
-        def load() -> int:
+        def load() -> None:
             if in_flight := len(self._running) + len(self._waiting):
-                raise RuntimeError(
-                    f"cannot update the weights with {in_flight} requests in flight: wait for them or abort "
-                    "them first"
-                )
+                raise RuntimeError(f"cannot update the weights with {in_flight} requests in flight")
             self._half_updated = True
             load_weights(self.model, weights)
             self._half_updated = False
             self._prefixes.clear()
             self._slots.release()
-            self._stats.weight_version += 1
-            return self._stats.weight_version
 
-        return await self._command(load)
-
-    async def abort_all(self) -> int:
-        """Finish every request now with reason "aborted" and the ids it has. Returns their number."""
-        return await self._command(self._abort_all)
+        command = _Command(load, Future())
+        self._submit(command)
+        await asyncio.wrap_future(command.future)
 
     def stats(self) -> EngineStats:
         """A snapshot of the counters."""
@@ -248,11 +218,6 @@ class ReferenceEngine:
                 raise EngineFailure("the last weight update failed half way: repeat it")
             self._inbox.put(item)
 
-    async def _command(self, run: Callable[[], Any]) -> Any:
-        command = _Command(run, Future())
-        self._submit(command)
-        return await asyncio.wrap_future(command.future)
-
     # Everything below runs in the worker's thread.
 
     def _work(self) -> None:
@@ -281,7 +246,8 @@ class ReferenceEngine:
                 self._waiting.append(item)
             elif item.future.set_running_or_notify_cancel():
                 try:
-                    item.future.set_result(item.run())
+                    item.run()
+                    item.future.set_result(None)
                 except Exception as error:  # a command's error belongs to its caller
                     item.future.set_exception(error)
         return True
@@ -392,7 +358,7 @@ class ReferenceEngine:
         sequence = self._running[slot]
         self._prefixes.insert(sequence.cached_ids(), self._slots.read(slot, sequence.cached))
         self._vacate(slot)
-        sequence.resolve(reason, self._stats.weight_version)
+        sequence.resolve(reason)
 
     def _vacate(self, slot: int) -> None:
         last = self._running.pop()
@@ -400,13 +366,11 @@ class ReferenceEngine:
             self._slots.write(slot, self._slots.read(len(self._running), last.cached))
             self._running[slot] = last
 
-    def _abort_all(self) -> int:
-        aborted = len(self._running) + len(self._waiting)
+    def _abort_all(self) -> None:
         while self._running:
             self._leave(len(self._running) - 1)
         while self._waiting:
-            self._waiting.popleft().resolve("aborted", self._stats.weight_version)
-        return aborted
+            self._waiting.popleft().resolve("aborted")
 
 
 def _failure(what: str, error: BaseException) -> EngineFailure:

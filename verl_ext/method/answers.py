@@ -1,7 +1,4 @@
-"""Answers as text: extract them, normalize them as SQuAD does, compare them.
-
-exact_match(extract_last_tag(after_thinking(text), "answer"), ["Marie Curie"])
-"""
+"""Answers as text: extract them, normalize them as SQuAD does, compare them."""
 
 import re
 import string

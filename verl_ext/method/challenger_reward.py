@@ -2,14 +2,8 @@
 
     r = 1[0 < k < n] · (n - k) / (n - 1) + f / 2, and 0 without integrity
 
-    question, answer = extract_pair(trajectory)
-    if has_integrity(question, answer): k = number of right attempts of n, None unless all n finished
-    score = challenger_reward(trajectory, document, hop, n=n, k=k)
-
 The open book: the solver answers once, greedily, from the challenger's passages, without searching. A
 different answer refuses the question, because its label may be wrong (Search Self-Play, arXiv 2510.18821).
-
-After a failure of a service the sample is invalid and counts nowhere.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """Conversations as token ids that only grow (token in, token out), for any ChatML model.
 
-    ids = render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA])
-    ids += sampled_ids + tool_turn_ids(tokenizer, sampled_ids, ["[1] Orrin: a town …"])
-
 Sampled ids are never tokenized again: other ids with the same text would be trained on.
 """
 

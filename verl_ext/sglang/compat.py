@@ -1,7 +1,5 @@
 """Whether the installed SGLang has every name that a run uses, without importing it.
 
-    python -m verl_ext.sglang.compat
-
 Tests compare `NEEDS` with the code, `make compat` compares it with the published wheel.
 """
 
@@ -115,18 +113,13 @@ NEEDS: tuple[Need, ...] = (
 )
 
 
-def missing_in(folder: Path) -> list[str]:
-    """The unmet needs in the SGLang package of that folder, one text each."""
-    source = Source(folder)
-    return [str(need) for need in NEEDS if not need.found_in(source)]
-
-
 def refusal() -> str | None:
     """Why a run cannot use the installed SGLang, in one line. None if it can, or if none is installed."""
     spec = importlib.util.find_spec("sglang")
     if spec is None or not spec.submodule_search_locations:
         return None
-    lacks = missing_in(Path(next(iter(spec.submodule_search_locations))))
+    source = Source(Path(next(iter(spec.submodule_search_locations))))
+    lacks = [str(need) for need in NEEDS if not need.found_in(source)]
     if not lacks:
         return None
     version = metadata.version("sglang")

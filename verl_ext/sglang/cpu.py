@@ -1,9 +1,5 @@
 """SGLang on a machine without CUDA, to rehearse a run with real engines (SGLang 0.5.12, veRL 0.9.1).
 
-    python -m verl_ext.sglang.cpu       # put the stand-ins on the path of this Python's environment
-    environment(tp=2)                   # environment variables of a process with SGLang
-    arguments(40, 1024)                 # further arguments of its server
-
 tests/rehearsal/test_sglang_shims.py says when each of the three shims can go.
 """
 

@@ -1,12 +1,8 @@
-"""The names in an SGLang package, read from its source because importing SGLang needs a driver.
-
-source = Source(Path("…/site-packages/sglang"))
-source.symbol("sglang.srt.managers.io_struct:GenerateReqInput")     # True
-source.argument("context_length"), source.route("/health_generate")
-"""
+"""The names in an SGLang package, read from its source because importing SGLang needs a driver."""
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,29 +27,19 @@ class Source:
 
     def argument(self, name: str) -> bool:
         """Whether the server takes the argument, as `--name` or as a field of its classes."""
-        return name in self._arguments
+        srt = self._folder / "srt"
+        # From 0.5.21 on the fields are spread over several files.
+        files = (srt / "server_args.py", *(srt / "arg_groups").rglob("*.py"))
+        declared = re.compile(rf"""["']--{name.replace("_", "-")}["']|^    {name}\s*:""", re.MULTILINE)
+        return any(declared.search(_text(file)) for file in files)
 
     def route(self, path: str) -> bool:
         """Whether the HTTP server answers at the path."""
-        return path in _texts(self.tree("sglang.srt.entrypoints.http_server"))
+        return f'"{path}"' in _text(self._folder / "srt" / "entrypoints" / "http_server.py")
 
     def metric(self, name: str) -> bool:
         """Whether the server exports the metric."""
-        return name in _texts(self.tree("sglang.srt.observability.metrics_collector"))
-
-    @functools.cached_property
-    def _arguments(self) -> set[str]:
-        srt = self._folder / "srt"
-        names: set[str] = set()
-        # From 0.5.21 on the fields are spread over several files.
-        for file in (srt / "server_args.py", *sorted((srt / "arg_groups").rglob("*.py"))):
-            tree = _parse(file)
-            names |= {text[2:].replace("-", "_") for text in _texts(tree) if text.startswith("--")}
-            for node in ast.walk(tree):
-                if isinstance(node, ast.ClassDef):
-                    fields = _names(node.body).items()
-                    names |= {name for name, kind in fields if isinstance(kind, ast.AnnAssign)}
-        return names
+        return f'"{name}"' in _text(self._folder / "srt" / "observability" / "metrics_collector.py")
 
     def _find(self, module: str, name: str) -> ast.stmt | None:
         tree = self.tree(module)
@@ -108,6 +94,6 @@ def _names(body: list[ast.stmt]) -> dict[str, ast.stmt]:
     return names
 
 
-def _texts(tree: ast.Module | None) -> set[str]:
-    nodes = ast.walk(tree) if tree is not None else ()
-    return {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+@functools.cache
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""

@@ -1,7 +1,6 @@
 """One record per rollout of a step. veRL holds the rows by column, and only a tag shows a padding row."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.tracking import Tracking
 
+from drzero.ops.files import atomic_path
 from environments.conversation import Conversation
 from verl_ext.artefacts import announce
 from verl_ext.method.trajectory import Trajectory
@@ -131,15 +131,10 @@ def records(rows: Sequence[StepRow], step: int) -> list[dict[str, Any]]:
 
 def dump_rows(rows: Sequence[StepRow], step: int, target: Path) -> None:
     """Write a step's real rows to `target`, one JSON object a line, atomically, and announce it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_suffix(".partial")  # a fixed name, so that a resumed run finds it after a kill
-    with partial.open("wb") as file:
-        for record in records(rows, step):
-            # An environment of your own may say anything: half of a surrogate pair becomes a question mark.
-            file.write(json.dumps(record, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(target)
+    lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records(rows, step))
+    with atomic_path(target) as temporary:
+        # An environment of your own may say anything: half of a surrogate pair becomes a question mark.
+        temporary.write_bytes("".join(lines).encode("utf-8", "replace"))
     announce(target)
 
 

@@ -1,8 +1,5 @@
 """The library's own thread, where its environments, servers and programs run.
 
-    host = await host_of(taskset, row)
-    episode = await host.play(taskset.task(row), context, clock, taskset.timeout_s, on_trace)
-
 A taskset that blocks the loop stops only the episodes in its thread, which is then abandoned.
 """
 

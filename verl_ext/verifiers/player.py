@@ -1,7 +1,5 @@
 """Plays a row of a `verifiers` taskset: each branch of the library's episode becomes one `Played`.
 
-    branches = await play(taskset, row, model, limits)
-
 A branch is a path through the library's graph of messages. Its mask and log-probs are compared with the
 model's samples, and any difference is token drift.
 """
