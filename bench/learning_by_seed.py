@@ -1,40 +1,40 @@
-"""Draws README's first picture from README's own table: exact match by iteration, a line a seed.
+"""Draws README's first picture from README's own table: exact match by iteration, a colour a run.
 
 python -m bench.learning_by_seed        # writes docs/learning-by-seed.png
 """
 
 import re
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
+from drzero.runs.report.charts import scores_chart, to_png
+from drzero.stages.evaluate.intervals import wilson
 
 ROOT = Path(__file__).parent.parent
 ROW = re.compile(r"^\| (\d+) \|" + r" (\.\d+)? *\|" * 6 + "$", re.MULTILINE)
+MODELS = ("before", "iteration 1", "iteration 2")
+ASKED = 100  # questions of each kind
 
 
-def scores() -> list[tuple[list[float], list[float]]]:
-    """For each seed the scores at two hops and at one hop: before, and after each iteration that was run."""
-    rows = [match.groups()[1:] for match in ROW.finditer((ROOT / "README.md").read_text(encoding="utf-8"))]
-    return [([float(x) for x in row[:3] if x], [float(x) for x in row[3:] if x]) for row in rows]
+def scores(first: int) -> list[dict[str, Any]]:
+    """A row for each score: those of two hops from cell 0 on, those of one hop from cell 3 on."""
+    rows = []
+    for match in ROW.finditer((ROOT / "README.md").read_text(encoding="utf-8")):
+        run, *cells = match.groups()
+        for model, cell in zip(MODELS, cells[first : first + 3], strict=True):
+            if cell:
+                low, high = wilson(round(float(cell) * ASKED), ASKED)
+                rows.append({"run": f"run {run}", " ": model, "em": float(cell), "low": low, "high": high})
+    return rows
 
 
 def main() -> None:
-    """Draw one panel a hop count, on the same scale."""
-    figure, panels = pyplot.subplots(1, 2, figsize=(9, 3.4), sharey=True)
-    for panel, title, place in zip(panels, ("two hops", "one hop"), (0, 1), strict=True):
-        for number, seed in enumerate(scores(), 1):
-            panel.plot(range(len(seed[place])), seed[place], marker="o", linewidth=2, label=f"seed {number}")
-        panel.set(title=title, ylim=(0, 1), xticks=(0, 1, 2))
-        panel.set_xticklabels(["before", "iteration 1", "iteration 2"])
-        panel.grid(axis="y", alpha=0.3)
-        panel.spines[["top", "right"]].set_visible(False)
-    panels[0].set_ylabel("exact match, 100 questions each")
-    panels[1].legend(loc="lower right", frameon=False)
-    figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "learning-by-seed.png", dpi=140)
+    """Draw a panel for each number of hops, on the same scale."""
+    panels = []
+    for title, first in (("two hops", 0), ("one hop", 3)):
+        (chart,) = scores_chart(title, title, [row | {"n": ASKED} for row in scores(first)], " ", "run")
+        panels.append({**chart.spec, "title": title, "width": 380, "height": 230})
+    to_png({"hconcat": panels}, ROOT / "docs" / "learning-by-seed.png")
 
 
 if __name__ == "__main__":

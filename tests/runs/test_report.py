@@ -618,6 +618,71 @@ def test_a_long_run_has_a_page_of_the_size_of_a_short_one(tmp_path: Path) -> Non
     assert len(write_report(tmp_path).read_bytes()) < 5_000_000
 
 
+def series_of(spec):
+    return {row["name"] for row in spec["data"]["values"]}
+
+
+@pytest.mark.parametrize(
+    ("points", "series"), [(1, [1]), (5, [5]), (6, [5, 1]), (11, [5, 5, 1]), (60, [5, 5, 5, 5, 5])]
+)
+def test_a_chart_has_at_most_five_series_and_those_that_hold_most_are_shown_first(tmp_path, points, series):
+    (tmp_path / "logs").mkdir()
+    held = {f"point {n}": {"depth": float(n), "errors": 0.0} for n in range(points)}
+    samples = {"asked": 1.0, "produced": 1.0}
+    flow = [{"time": STARTED + s, "points": held, "samples": samples, "warmup": False} for s in (0, 60)]
+    lines(tmp_path / "flow.jsonl", [record | {"waiting": None, "symptoms": []} for record in flow])
+    charts = training_charts(RunFolder(tmp_path), Tally())
+    assert [len(series_of(chart.spec)) for chart in charts] == series
+    assert [chart.folded for chart in charts] == [False] + [True] * (len(series) - 1)
+    assert len(set().union(*(series_of(chart.spec) for chart in charts))) == sum(series)
+    assert f"point {points - 1}" in series_of(charts[0].spec)
+
+
+def test_phases_beyond_five_are_drawn_as_one(tmp_path):
+    beats = [{"time": 10.0 * n + n * n, "step": 1, "phase": f"phase {n}"} for n in range(1, 9)]
+    lines(tmp_path / "heartbeats.jsonl", beats)
+    (chart,) = training_charts(RunFolder(tmp_path), Tally())
+    seconds = {row["phase"]: row["seconds"] for row in chart.spec["data"]["values"]}
+    assert list(seconds) == ["other", "phase 4", "phase 5", "phase 6", "phase 7"]
+    assert chart.name == "phases" and seconds["phase 7"] == 10 + 64 - 49
+
+
+def test_one_band_at_a_time_is_drawn_that_of_the_most_trajectories(run, page):
+    (chart,) = (chart for chart in training_charts(RunFolder(run), tally_of(run)) if chart.name == "valid")
+    band, *_ = chart.spec["layer"][:2]
+    assert band["params"][0]["value"] == [{"name": "1 hop"}]  # two of its four rows a step
+    assert band["encoding"]["opacity"]["value"] == 0 and "the name that you click" in chart.about
+    drawn = vegalite_to_svg({**page.data["charts"]["valid"], "width": 300})
+    assert sorted(re.findall(r'aria-roledescription="area mark".*?opacity="([\d.]+)"', drawn)) == [
+        "0",
+        "0",
+        "0.22",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scores", "domain"),
+    [([0.2, 0.4], [0, 1]), ([0.9, 1.0], [0, 1]), ([0.2, 1.2], [0, 1.5]), ([-0.3, 0.1], [-0.5, 1])],
+)
+def test_runs_have_one_scale_unless_a_value_needs_more(scores, domain):
+    tally = Tally()
+    for step, score in enumerate(scores, 1):
+        tally.add(Trajectory("f", 1, "k", Conversation(()), step=step, score=score))
+    (chart, *_) = training_charts(RunFolder(Path(__file__).parents[1] / "recorded" / "demo"), tally)
+    (line,) = (layer for layer in chart.spec["layer"] if layer.get("mark", {}).get("type") == "line")
+    assert chart.name == "reward" and line["encoding"]["y"]["scale"]["domain"] == domain
+
+
+def test_points_of_a_long_run_pool_its_steps_and_lose_no_trajectory():
+    tally = Tally()
+    for step in range(1, 131):
+        tally.add(Trajectory("f", 1, "k", Conversation(()), step=step, hop=2, score=float(step % 2)))
+    for estimates in (tally.means("reward"), tally.shares("right")):
+        assert len(estimates) == 44 and sum(one.n for one in estimates) == 130
+        assert (estimates[0].since, estimates[0].step, estimates[0].mean) == (1, 3, 2 / 3)
+        assert (estimates[-1].since, estimates[-1].step) == (130, 130)
+
+
 def test_too_many_trajectories_leave_some_of_every_step(tmp_path: Path) -> None:
     for step in range(1, 11):
         rows = [challenger_row(step, number) for number in range(10)]

@@ -5,9 +5,9 @@ Colours are `currentColor`, so one drawing serves light and dark pages. A chart 
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,20 @@ from typing import Any
 from vl_convert import vegalite_to_png
 
 from drzero.ops.files import atomic_write
-from drzero.runs.report.figures import Estimate, Tally, extremes
+from drzero.runs.report.figures import MOST_POINTS, Estimate, Tally, extremes
 from drzero.runs.run_folder import Mark, RunFolder
 
 Spec = dict[str, Any]
 ChartRow = Mapping[str, Any]
 Points = Sequence[tuple[float, Any]]  # times and values
 
-_STRONG = ["#4e79a7", "#e8862d", "#59a14f", "#d1495b", "#9467bd", "#8c7a5b"]
-_LIGHT = ["#2a9d9d", "#b8a02e", "#777777", "#e78ac3", "#6fb7e9", "#a3561f"]
+# Each with a contrast of at least 3 on the light and the dark page.
+_COLORS = ["#3f7fc1", "#d5711a", "#3d9a4a", "#cf4f6f", "#9467bd"]
 _NARROW = 330  # pixels of a chart on a phone, which a legend and the names on an axis must fit
 _GRID = "#88888840"
-# What a page draws of a run, however long: marks, columns, series of a chart, characters of a tip.
-_MOST_MARKS, _MOST_STEPS, _MOST_SERIES, _LONGEST_TIP = 200, 240, 24, 300
+_IN_ONE = len(_COLORS)  # series of a chart; the others get charts of their own, folded
+# What a page draws of a run, however long: marks, columns, series, characters of a tip.
+_MOST_MARKS, _MOST_STEPS, _MOST_SERIES, _LONGEST_TIP = 200, 240, 5 * _IN_ONE, 300
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,22 @@ class Chart:
 
     name: str  # its id in the page
     title: str
-    about: str
+    about: str  # what to look for
     spec: Spec
+    folded: bool = False  # behind a fold of the page, because another chart shows what matters more
 
 
 def style(ink: str = "currentColor") -> Spec:
     """The config of every chart. `ink` is the colour of text and axes."""
     sizes = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": 400}
     text = {"labelColor": ink, "titleColor": ink, **sizes}
-    legend = {"orient": "top", "title": None, "symbolOpacity": 1, "symbolType": "circle"}
+    legend = {
+        "orient": "top",
+        "title": None,
+        "unselectedOpacity": 0.7,
+        "symbolOpacity": 1,
+        "symbolType": "circle",
+    }
     return {
         "background": None,
         "font": "system-ui, sans-serif",
@@ -53,57 +61,60 @@ def style(ink: str = "currentColor") -> Spec:
         "legend": {**text, **legend},
         "header": text,
         "title": {"color": ink},
-        "range": {"category": [*_STRONG, *_LIGHT], "heatmap": {"scheme": "viridis"}},
+        "range": {"category": _COLORS},
     }
 
 
 def training_charts(run: RunFolder, tally: Tally) -> list[Chart]:
     """The charts of a training run."""
     marks, format_parts = _few(run.marks), ("think", "tool", "answer_part")
-    parts = [name for name in tally.names if name not in format_parts]
-    means = {
-        "reward": ("Reward and its parts", [tally.means(name) for name in parts]),
-        "format-parts": ("Format score by part", [tally.means(name) for name in format_parts]),
-    }
-    shares: dict[str, tuple[str, list[ChartRow]]] = {
-        "valid": ("Valid questions by hop", _rows([tally.shares("valid")])),
-        "right": ("Right answers by hop", _rows([tally.shares("right")])),
+    parts = [tally.means(name) for name in tally.names if name not in format_parts]
+    of_format = _rows(map(tally.means, format_parts))
+    solved = [{**row, "name": "solved"} for row in _rows([tally.shares("solved")])]
+    shares: dict[str, tuple[str, str, list[ChartRow]]] = {
+        "right": ("Right answers by hop", _RIGHT, _rows([tally.shares("right")])),
+        "valid": ("Valid questions by hop", _VALID, _rows([tally.shares("valid")])),
         # An environment's tasks have no hops to tell them apart.
-        "tasks": ("Tasks solved", [{**row, "name": "solved"} for row in _rows([tally.shares("solved")])]),
-        "searched": ("Searched, by hop", _rows([tally.shares("searched")])),
+        "tasks": ("Tasks solved", _RIGHT, solved),
+        "searched": ("Searched, by hop", _SEARCHED, _rows([tally.shares("searched")])),
     }
     return [
-        *(c for name, (title, of) in means.items() for c in _lines(name, title, _MEANS, _rows(of), marks)),
-        *(c for name, (title, rows) in shares.items() for c in _lines(name, title, _SHARES, rows, marks)),
+        *_metric_lines(run, marks, ("validation",)),
+        *_lines("reward", "Reward and its parts", _REWARD, _rows(parts), marks, unit=True),
+        *(c for name, about in shares.items() for c in _lines(name, *about, marks, unit=True)),
         *_solved(tally, marks),
-        *_metric_lines(run, marks),
+        *_metric_lines(run, marks, ("entropy", "length", "drift", "collapse")),
+        *_lines("format-parts", "Format score by part", _FORMAT, of_format, marks, unit=True),
         *_phases(run, marks),
         *_flow(run),
         *_resources(run),
     ]
 
 
-_MEANS = "Mean of the trajectories that count, with its 95 % interval (Student). Click a point for its rows."
-_SHARES = "Share of the trajectories that count, with its 95 % interval (Wilson). Click a point for its rows."
+_REWARD = "The mean of a step. It should rise, but a challenger's falls when its solver gets better."
+_RIGHT = "The share of a step's rollouts. It should rise."
+_VALID = "The share of a step's questions that keep the format. It should come near 1 and stay there."
+_SEARCHED = "The share of a step's rollouts that searched. Without a search, two hops are a guess."
+_FORMAT = "Think, tool and answer, each between 0 and 1. They should come near 1 and stay there."
 _OF_STEPS = {
     "entropy": (
         "Entropy",
-        "nats a token, estimated from the sampled ones",
+        "In nats a token. It may fall slowly. Near 0, the model has stopped exploring.",
         {"drzero/collapse/entropy": "entropy"},
     ),
     "length": (
         "Lengths",
-        "tokens of a response; veRL's include what tools returned",
+        "Tokens of a response. A rise without a better score is padding.",
         {"drzero/collapse/response_tokens": "sampled tokens", "response_length/mean": "with tool responses"},
     ),
     "drift": (
         "Token drift and failures",
-        "drift: tokens whose text tokenizes otherwise; failures: share of rollouts lost or invalid",
+        "Shares of tokens that tokenize otherwise, and of rollouts lost or invalid. Both should stay at 0.",
         {"drzero/rollout/token_drift_rate": "drift", "drzero/failures/share": "failures"},
     ),
     "collapse": (
         "Signs of collapse",
-        "shares; alarms judge their means over five steps",
+        "Shares, where less is better. Alarms judge their means over five steps.",
         {
             "drzero/collapse/zero_variance_share": "groups of equal reward",
             "drzero/collapse/self_similarity": "similar questions",
@@ -114,7 +125,7 @@ _OF_STEPS = {
     ),
     "validation": (
         "Validation",
-        "on questions that training does not see",
+        "On questions that training does not see: this curve counts. It should rise.",
         {
             "drzero/val/em": "exact match",
             "drzero/val/f1": "F1",
@@ -123,6 +134,7 @@ _OF_STEPS = {
         },
     ),
 }
+_UNIT = ("validation", "collapse")  # shares
 
 
 def _few(marks: Sequence[Mark]) -> Sequence[Mark]:
@@ -166,42 +178,97 @@ def _fields(*names: str, **more: Any) -> list[Spec]:
     return [{"field": name, **more} for name in names]
 
 
-def _metric_lines(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
+def _metric_lines(run: RunFolder, marks: Sequence[Mark], names: Iterable[str]) -> list[Chart]:
     charts = []
-    for name, (title, about, keys) in _OF_STEPS.items():
+    for name in names:
+        title, about, keys = _OF_STEPS[name]
         rows: list[ChartRow] = [
             {"step": step, "name": shown, "mean": metrics[key]}
             for key, shown in keys.items()
             for step, metrics in run.steps.items()
             if key in metrics
         ]
-        charts += _lines(name, title, about, rows, marks)
+        charts += _lines(name, title, about, rows, marks, unit=name in _UNIT)
     return charts
 
 
 def _lines(
-    name: str, title: str, about: str, rows: Sequence[ChartRow], marks: Sequence[Mark] = ()
+    name: str,
+    title: str,
+    about: str,
+    rows: Sequence[ChartRow],
+    marks: Sequence[Mark] = (),
+    *,
+    unit: bool = False,
 ) -> list[Chart]:
-    if not rows:
-        return []
+    """A chart for each five names. Values of a `unit` lie between 0 and 1, most of them."""
+    return [
+        Chart(name + part, title + place, about + _band(some), _line_spec(some, marks, unit=unit), bool(part))
+        for part, place, some in _in_fives(rows)
+    ]
+
+
+def _in_fives(rows: Iterable[ChartRow]) -> Iterator[tuple[str, str, list[ChartRow]]]:
+    """The rows of each five names, with the end of their chart's name and title."""
     by: dict[str, list[ChartRow]] = {}
     for row in rows:
         by.setdefault(row["name"], []).append(row)
-    rows = [row for of in [*by.values()][:_MOST_SERIES] for row in extremes(of, lambda one: one["mean"])]
-    x, color, y = step_axis({row["step"] for row in rows}), _color("name", rows), _number("mean")
-    if not any(row["mean"] or row.get("high") for row in rows):
+    names = [*by][:_MOST_SERIES]
+    for first in range(0, len(names), _IN_ONE):
+        some = names[first : first + _IN_ONE]
+        place = f", from the {first + 1}th of {len(by)}" if first else ""
+        yield f"-{first}" * bool(first), place, [row for name in some for row in by[name]]
+
+
+def _band(rows: Iterable[ChartRow]) -> str:
+    banded = {row["name"] for row in rows if row.get("low") is not None}
+    if not banded:
+        return ""
+    whose = ", of the name that you click in the legend" * (len(banded) > 1)
+    return f" Band: 95 % interval{whose}."
+
+
+def _line_spec(rows: Sequence[ChartRow], marks: Sequence[Mark], *, unit: bool) -> Spec:
+    by: dict[str, list[ChartRow]] = {}
+    for row in rows:
+        by.setdefault(row["name"], []).append(row)
+    rows = [row for of in by.values() for row in extremes(of, itemgetter("mean"))]
+    steps = {row["step"] for row in rows}
+    x, color, y = step_axis(steps), _color("name", rows), _number("mean")
+    if unit:
+        y["scale"] = {"domain": _unit_domain([row["mean"] for row in rows]), "nice": False}
+    elif not any(row["mean"] for row in rows):
         y["scale"] = {"domain": [0, 1]}  # else an axis of nothing but zeros has its only label in the middle
-    tip = [*_fields("step", "name"), {"field": "mean", "format": ".3f", "title": "value"}]
+    tip = _fields(*(("since",) if "since" in rows[0] else ()), "step", "name")
+    tip.append({"field": "mean", "format": ".3f", "title": "value"})
     layers: list[Spec] = []
     if any(row.get("low") is not None for row in rows):
         tip += [*_fields("low", "high", format=".3f"), {"field": "n"}]
-        band = {"y": _number("low"), "y2": {"field": "high"}, "color": color}
-        layers.append({"mark": {"type": "area", "opacity": 0.16}, "encoding": band})
-    point = {"type": "line", "point": {"size": 45, "filled": True}, "strokeWidth": 2}
-    layers.append({"mark": point, "encoding": {"y": y, "color": color, "tooltip": tip}})
+        layers.append(_one_band(by, color))
+    point = {"size": 45 if len(steps) <= MOST_POINTS else 10, "filled": True}
+    line = {"type": "line", "point": point, "strokeWidth": 2}
+    layers.append({"mark": line, "encoding": {"y": y, "color": color, "tooltip": tip}})
     layers += _rules(x, ((mark.step, mark) for mark in marks if mark.step is not None))
-    spec = {"data": {"values": list(rows)}, "encoding": {"x": x}, "layer": layers}
-    return [Chart(name, title, about, spec)]
+    return {"data": {"values": rows}, "encoding": {"x": x}, "layer": layers}
+
+
+def _one_band(by: Mapping[str, Sequence[ChartRow]], color: Spec) -> Spec:
+    """The interval of one name at a time, because several would cover each other."""
+    surest = max(by, key=lambda name: sum(row["n"] for row in by[name]))
+    chosen = {
+        "name": "chosen",
+        "select": {"type": "point", "fields": ["name"]},
+        "bind": "legend",
+        "value": [{"name": surest}],
+    }
+    opacity = {"condition": {"param": "chosen", "empty": False, "value": 0.22}, "value": 0}
+    band = {"y": _number("low"), "y2": {"field": "high"}, "color": color, "opacity": opacity}
+    return {"params": [chosen], "mark": {"type": "area", "clip": True}, "encoding": band}
+
+
+def _unit_domain(values: Sequence[float]) -> list[float]:
+    """From 0 to 1, and further in halves where a value is: so most charts of most runs have one scale."""
+    return [min(math.floor(2 * min(values)) / 2, 0), max(math.ceil(2 * max(values)) / 2, 1)]
 
 
 def step_axis(steps: set[int]) -> Spec:
@@ -232,22 +299,19 @@ def _solved(tally: Tally, marks: Sequence[Mark]) -> list[Chart]:
     rows: Sequence[ChartRow] = tally.solved()
     if not rows:
         return []
-    share = {"field": "share", "type": "quantitative", "scale": {"domainMin": 0}, "legend": {"format": "%"}}
+    share = {"scale": {"domain": [0, 1]}, "axis": {"format": "%"}}
     encoding: Spec = {
-        "y": {"field": "k", "type": "ordinal", "sort": "descending", "title": "attempts that were right"},
-        "color": share,
-        "tooltip": [*_fields("step", "k", "n", "questions"), {"field": "share", "format": ".0%"}],
+        "y": _number("share", "questions", **share),
+        "color": _color("attempts", rows) | {"scale": {"range": [_COLORS[3], _COLORS[2], _COLORS[0]]}},
+        "order": {"field": "order"},
+        "tooltip": [*_fields("since", "step", "attempts", "questions"), {"field": "share", "format": ".0%"}],
     }
-    about = (
-        "Share of the step's questions by how many of the solver's attempts were right. "
-        "Those between none and all earn the difficulty reward."
-    )
-    rows, about = _some_steps(rows, about)
-    return [Chart("solved", "Solved by k of n attempts", about, _columns(rows, "rect", encoding, marks))]
+    about = "How many of the solver's attempts were right. Only questions between none and all teach it."
+    return [Chart("solved", "Too hard, just right, too easy", about, _columns(rows, "bar", encoding, marks))]
 
 
 def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
-    rows: list[ChartRow] = [vars(phase) for phase in run.phases if phase.step > 0 and phase.phase != "done"]
+    rows = _with_other([vars(phase) for phase in run.phases if phase.step > 0 and phase.phase != "done"])
     if not rows:
         return []
     encoding: Spec = {
@@ -255,8 +319,19 @@ def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
         "color": _color("phase", rows),
         "tooltip": [*_fields("step", "phase"), *_fields("seconds", aggregate="sum", format=".1f")],
     }
-    rows, about = _some_steps(rows, "Seconds of each step, a repeated step's summed.")
+    rows, about = _some_steps(rows, "Seconds of each step, with those of its repetitions.")
     return [Chart("phases", "Time by phase", about, _columns(rows, "bar", encoding, marks))]
+
+
+def _with_other(rows: list[ChartRow]) -> list[ChartRow]:
+    """The phases that take longest by name, the rest as one."""
+    seconds = Counter[str]()
+    for row in rows:
+        seconds[row["phase"]] += row["seconds"]
+    if len(seconds) <= _IN_ONE:
+        return rows
+    kept = {phase for phase, _ in seconds.most_common(_IN_ONE - 1)}
+    return [row if row["phase"] in kept else {**row, "phase": "other"} for row in rows]
 
 
 def _flow(run: RunFolder) -> list[Chart]:
@@ -270,9 +345,10 @@ def _flow(run: RunFolder) -> list[Chart]:
         (name, [(record["time"], record["points"].get(name, {}).get("depth")) for record in run.flow])
         for name in points
     ]
-    about = "Queues, the buffer, and calls in flight."
+    about = "Queues, the buffer, and calls in flight. One that stays full is where samples wait."
+    rate = "Accepted should follow produced. A gap is lost work."
     return [
-        *_over_time(run, "flow-rates", "Flow: samples a second", "The extremes of each stretch.", rates),
+        *_over_time(run, "flow-rates", "Flow: samples a second", rate, rates),
         *_over_time(run, "flow-held", "Flow: what each point holds", about, held),
     ]
 
@@ -290,9 +366,9 @@ def _resources(run: RunFolder) -> list[Chart]:
     memory = [(name, series(samples, "rss_mb")) for name, samples in by.items()]
     memory.append(("free on the host", series(host, "memory_free_mb")))
     busiest = [(s["time"], max(gpu["busy_percent"] or 0 for gpu in s["gpus"])) for s in host if s.get("gpus")]
-    about = "MB, resident, and what the host has free."
+    about = "MB, resident, and what the host has free. A steady rise is a leak."
     return [
-        *_over_time(run, "cpu", "Processor by component", "CPU seconds a second.", cpu),
+        *_over_time(run, "cpu", "Processor by component", "CPU seconds a second. 1 is a busy core.", cpu),
         *_over_time(run, "memory", "Memory by component", about, memory),
         *_over_time(run, "gpu", "GPUs", "Percent busy, the busiest one.", [("busiest GPU", busiest)]),
     ]
@@ -303,44 +379,70 @@ def _over_time(
 ) -> list[Chart]:
     times = [record["time"] for record in (*run.events, *run.samples, *run.flow)]
     start = min(times, default=0.0)
+    known = {shown: [point for point in points if point[1] is not None] for shown, points in series}
+    largest = sorted((shown for shown in known if known[shown]), key=lambda shown: -_peak(known[shown]))
     rows: list[ChartRow] = [
         {"minutes": round((time - start) / 60, 3), "name": shown, "value": value}
-        for shown, points in islice(series, _MOST_SERIES)
-        for time, value in extremes([point for point in points if point[1] is not None], itemgetter(1))
+        for shown in largest[:_MOST_SERIES]
+        for time, value in extremes(known[shown], itemgetter(1))
     ]
     if not rows:
         return []
     scale = {"domain": [0, round((max(times) - start) / 60, 3)], "nice": False}
     x = _number("minutes", "minutes since the first start", scale=scale)
     tip = [*_fields("minutes", format=".1f"), {"field": "name"}, *_fields("value", format=".3~f")]
-    encoding = {"y": _number("value"), "color": _color("name", rows), "tooltip": tip}
-    line = {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": encoding}
     rules = _rules(x, (((mark.time - start) / 60, mark) for mark in _few(run.marks)))
-    spec = {"data": {"values": rows}, "encoding": {"x": x}, "layer": [line, *rules]}
-    return [Chart(name, title, about, spec)]
+
+    def spec(some: list[ChartRow]) -> Spec:
+        encoding = {"y": _number("value"), "color": _color("name", some), "tooltip": tip}
+        line = {"mark": {"type": "line", "strokeWidth": 1.5}, "encoding": encoding}
+        return {"data": {"values": some}, "encoding": {"x": x}, "layer": [line, *rules]}
+
+    return [
+        Chart(name + part, title + place, about, spec(some), bool(part))
+        for part, place, some in _in_fives(rows)
+    ]
 
 
-def scores_chart(name: str, title: str, rows: Sequence[ChartRow], x: str, series: str) -> list[Chart]:
-    """Scores with their intervals: rows of `em`, `low`, `high`, `n`, by `x` and, in colour, by `series`."""
+def _peak(points: Points) -> float:
+    return max(float(value) for _, value in points)
+
+
+def scores_chart(
+    name: str, title: str, rows: Sequence[ChartRow], x: str, series: str | None = None, *, joined: bool = True
+) -> list[Chart]:
+    """Scores with their intervals between 0 and 1: rows of `em`, `low`, `high`, `n`, by `x`.
+
+    `series` tells rows with one `x` apart by colour. Rows are `joined` by lines where `x` has an order.
+    """
     if not rows:
         return []
+    seen: Spec = {"color": _color(series, rows), "xOffset": _beside(series)} if series else {}
+    y = _number("em", "exact match", scale={"domain": [0, 1]})
     ends = {"y": _number("low", "exact match"), "y2": {"field": "high"}}
-    value = {"y": {"field": "em", "type": "quantitative"}}
+    line = {"type": "line", "strokeWidth": 2, "opacity": 0.6}
+    first = {} if series else {"color": _COLORS[0]}
+    tip = [*_fields(x, *([series] if series else ())), *_fields("em", "low", "high", format=".3f")]
     spec: Spec = {
         "data": {"values": list(rows)},
-        "encoding": {
-            "x": _names(x, rows),
-            "xOffset": {"field": series, "sort": None},
-            "color": _color(series, rows),
-            "tooltip": [*_fields(x, series), *_fields("em", "low", "high", format=".3f"), {"field": "n"}],
-        },
+        "encoding": {"x": _names(x, rows), **seen, "tooltip": [*tip, {"field": "n"}]},
         "layer": [
-            {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": ends},
-            {"mark": {"type": "point", "filled": True, "size": 70}, "encoding": value},
+            *([{"mark": line | first, "encoding": {"y": y}}] if joined else ()),
+            {"mark": {"type": "rule", "strokeWidth": 1.5, **first}, "encoding": ends},
+            {
+                "mark": {"type": "point", "filled": True, "size": 60, "opacity": 1, **first},
+                "encoding": {"y": y},
+            },
         ],
     }
-    about = "With the 95 % interval of the questions asked (Wilson; of an average, MOVER)."
+    about = (
+        "With the 95 % interval over the questions asked. Where two hardly overlap, more than chance differs."
+    )
     return [Chart(name, title, about, spec)]
+
+
+def _beside(series: str) -> Spec:
+    return {"field": series, "sort": None, "scale": {"paddingOuter": 6}}  # else they would leave their place
 
 
 def counts_chart(

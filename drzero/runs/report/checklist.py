@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from drzero.ops.notices import ALARM_KIND, CHECKPOINT_KIND, STARTUP_KIND
 from drzero.ops.records import Record
-from drzero.runs.report.figures import Tally
+from drzero.runs.report.figures import ATTEMPTS, Tally
 from drzero.runs.run_folder import RunFolder
 
 _NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND, STARTUP_KIND)
@@ -170,7 +170,7 @@ def _row_checks(run: RunFolder, tally: Tally) -> Iterator[RunCheck]:
         )
     solved = tally.solved()
     if solved:
-        some = sum(row["questions"] for row in solved if 0 < row["k"] < row["n"])
+        some = sum(row["questions"] for row in solved if row["attempts"] == ATTEMPTS[1])
         total = sum(row["questions"] for row in solved)
         text = f"{some:.0f} of {total:.0f} questions: these earn the difficulty reward"
         yield RunCheck("Do some, not all attempts solve a question?", some > 0, text)

@@ -8,7 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from scipy import stats
 
@@ -16,13 +16,16 @@ from drzero.runs.report.trajectories import Trajectory
 from drzero.stages.evaluate.intervals import LEVEL, wilson
 
 Point = TypeVar("Point")
+ATTEMPTS = ("none: too hard", "some", "all: too easy")
+MOST_POINTS = 60  # of a curve; of more steps, each point pools some
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean or a share at one step, with its interval if there are at least two values."""
+    """A mean or a share of one step or some, with its interval if there are at least two values."""
 
-    step: int
+    since: int
+    step: int  # the last of them
     name: str
     mean: float
     low: float | None
@@ -60,32 +63,47 @@ class Tally:
         return list(dict.fromkeys(name for name, _ in self._values))
 
     def means(self, name: str) -> list[Estimate]:
-        """The mean of a value at each step."""
+        """The mean of a value at each step, or over some."""
+        pooled, spans = defaultdict[tuple[int, int], list[float]](list), self._spans()
+        for (of, step), values in self._values.items():
+            if of == name:
+                pooled[spans[step]] += values
         return [
-            Estimate(step, name, *mean_interval(values), len(values))
-            for (of, step), values in sorted(self._values.items())
-            if of == name
+            Estimate(*span, name, *mean_interval(values), len(values))
+            for span, values in sorted(pooled.items())
         ]
 
     def shares(self, name: str) -> list[Estimate]:
-        """The share of trajectories with a flag at each step, by hop."""
+        """The share of trajectories with a flag at each step, or over some, by hop."""
+        pooled, spans = defaultdict[tuple[int, tuple[int, int]], list[bool]](list), self._spans()
+        for (of, hop, step), flags in self._flags.items():
+            if of == name:
+                pooled[hop, spans[step]] += flags
         return [
-            Estimate(step, hops(hop), sum(flags) / len(flags), *wilson(sum(flags), len(flags)), len(flags))
-            for (of, hop, step), flags in sorted(self._flags.items())
-            if of == name
+            Estimate(*span, hops(hop), sum(flags) / len(flags), *wilson(sum(flags), len(flags)), len(flags))
+            for (hop, span), flags in sorted(pooled.items())
         ]
 
-    def solved(self) -> list[dict[str, float]]:
-        """For each step, k and n, the share of the questions that k of n attempts answered right."""
-        rows, all_of = [], Counter[int]()
-        for (step, _, _), count in self._solved.items():
-            all_of[step] += count
-        for step, n in sorted({(step, n) for step, _, n in self._solved}):
-            tried = all_of[step]
-            for k in range(n + 1):
-                count = self._solved[step, k, n]
-                rows.append({"step": step, "k": k, "n": n, "questions": count, "share": count / tried})
-        return rows
+    def solved(self) -> list[dict[str, Any]]:
+        """For each step, or some, the share of questions that no, some and all attempts answered right."""
+        pooled, spans = defaultdict[tuple[int, int], Counter[str]](Counter), self._spans()
+        for (step, k, n), count in self._solved.items():
+            pooled[spans[step]][ATTEMPTS[(k > 0) + (k >= n > 0)]] += count
+        return [
+            {
+                **{"since": since, "step": step, "attempts": attempts, "order": order},
+                **{"questions": counts[attempts], "share": counts[attempts] / counts.total()},
+            }
+            for (since, step), counts in sorted(pooled.items())
+            for order, attempts in enumerate(ATTEMPTS)
+        ]
+
+    def _spans(self) -> dict[int, tuple[int, int]]:
+        """The first and the last step of those that a step is pooled with."""
+        steps = sorted({step for _, step in self._values})
+        size = -(-len(steps) // MOST_POINTS)
+        stretches = [steps[first : first + size] for first in range(0, len(steps), size or 1)]
+        return {step: (some[0], some[-1]) for some in stretches for step in some}
 
 
 def _flags(trajectory: Trajectory, score: float) -> dict[str, bool]:

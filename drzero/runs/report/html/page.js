@@ -15,19 +15,26 @@ function keep(key, value) {
   history.replaceState(null, "", "#" + state);
 }
 
-// Charts. `ast` has Vega interpret its expressions: nothing is compiled from text.
-const drawn = Object.entries(data.charts).map(([name, spec]) =>
-  vegaEmbed("#chart-" + name, spec, { actions: false, renderer: "svg", ast: true }).then(({ view }) => {
-    view.addEventListener("click", (_, item) => {
-      const step = item && item.datum && item.datum.step;
-      const field = document.querySelector('#filters input[name="step"]');
-      if (step === undefined || !field) return;
-      field.value = step;
-      field.dispatchEvent(new Event("input", { bubbles: true }));
-      byId("trajectories").scrollIntoView();
-    });
+// Charts. `ast` has Vega interpret its expressions: nothing is compiled from text. A folded one has no width,
+// so it is drawn when its fold opens.
+const draw = ([name, spec]) => vegaEmbed("#chart-" + name, spec, { actions: false, renderer: "svg", ast: true })
+  .then(({ view }) => view.addEventListener("click", (_, item) => {
+    const { since, step } = (item && item.datum) ?? {};
+    const field = document.querySelector('#filters input[name="step"]');
+    if (step === undefined || !field) return;
+    field.value = since < step ? `${since}..${step}` : step;
+    field.dispatchEvent(new Event("input", { bubbles: true }));
+    byId("trajectories").scrollIntoView();
   }));
-Promise.all(drawn).then(() => { document.body.dataset.drawn = drawn.length; });
+let waiting = Object.entries(data.charts);
+function drawShown() {
+  const isFolded = ([name]) => byId("chart-" + name).closest("details:not([open])");
+  const shown = waiting.filter((chart) => !isFolded(chart));
+  waiting = waiting.filter(isFolded);
+  return Promise.all(shown.map(draw)).then(() => { document.body.dataset.drawn = shown.length; });
+}
+document.addEventListener("toggle", drawShown, true);
+drawShown();
 
 // Conversations, unpacked when asked for; the last pack is kept.
 let last = [null, null];
