@@ -70,7 +70,7 @@ def training_charts(run: RunFolder, tally: Tally) -> list[Chart]:
     marks, format_parts = _few(run.marks), ("think", "tool", "answer_part")
     parts = [tally.means(name) for name in tally.names if name not in format_parts]
     of_format = _rows(map(tally.means, format_parts))
-    solved = [{**row, "name": "solved"} for row in _rows([tally.shares("solved")])]
+    solved: list[ChartRow] = [{**row, "name": "solved"} for row in _rows([tally.shares("solved")])]
     shares: dict[str, tuple[str, str, list[ChartRow]]] = {
         "right": ("Right answers by hop", _RIGHT, _rows([tally.shares("right")])),
         "valid": ("Valid questions by hop", _VALID, _rows([tally.shares("valid")])),

@@ -69,8 +69,8 @@ class Tally:
             if of == name:
                 pooled[spans[step]] += values
         return [
-            Estimate(*span, name, *mean_interval(values), len(values))
-            for span, values in sorted(pooled.items())
+            Estimate(since, step, name, *mean_interval(values), len(values))
+            for (since, step), values in sorted(pooled.items())
         ]
 
     def shares(self, name: str) -> list[Estimate]:
@@ -80,8 +80,10 @@ class Tally:
             if of == name:
                 pooled[hop, spans[step]] += flags
         return [
-            Estimate(*span, hops(hop), sum(flags) / len(flags), *wilson(sum(flags), len(flags)), len(flags))
-            for (hop, span), flags in sorted(pooled.items())
+            Estimate(
+                since, step, hops(hop), sum(flags) / len(flags), *wilson(sum(flags), len(flags)), len(flags)
+            )
+            for (hop, (since, step)), flags in sorted(pooled.items())
         ]
 
     def solved(self) -> list[dict[str, Any]]:
