@@ -1,4 +1,4 @@
-"""Every link of the pages leads somewhere: files, pictures, anchors; and the site's navigation has them all.
+"""Every link of the pages leads somewhere and says where; and the site's navigation has all pages.
 
 The pages are parsed as a code host parses them (CommonMark with tables). `make docs` checks the site's own.
 """
@@ -90,6 +90,40 @@ def test_every_link_of_a_page_leads_somewhere(page):
 )
 def test_a_link_that_leads_nowhere_is_found(text, found):
     assert broken(ROOT / "docs" / "page.md", text) == found
+
+
+def wordless(text: str) -> list[str]:
+    """The texts of a page's links that do not say where they lead: a file's name, or words such as "here"."""
+    found = re.findall(r"(?<!!)\[([^][]*)\]\([^)]*\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    bare = r"[\w./-]+\.(md|py|yaml|toml)|https?://.*|here|this|link|page|see|this page|"
+    return [words for words in found if re.fullmatch(bare, words.strip("`* "), re.IGNORECASE)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_text_of_every_link_says_where_it_leads(page):
+    assert wordless(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("see [gpu.md](gpu.md) and [`docs/gpu.md`](docs/gpu.md)", ["gpu.md", "`docs/gpu.md`"]),
+        ("[here](gpu.md), [This page](gpu.md), [](gpu.md)", ["here", "This page", ""]),
+        (
+            "[bench/x.py](../bench/x.py) [One GPU](gpu.md) [`hop_ratio`](config.md#every-stage)",
+            ["bench/x.py"],
+        ),
+        ("![here](a.png) `[here]` (gpu.md)\n```\n[here](gpu.md)\n```", []),
+    ],
+)
+def test_a_link_that_only_names_a_file_is_found(text, found):
+    assert wordless(text) == found
+
+
+def test_every_group_of_keys_is_linked_from_a_page_that_uses_it():
+    groups = anchors((ROOT / "docs" / "config.md").read_text(encoding="utf-8")) - {"the-keys-of-a-config"}
+    others = " ".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "config.md")
+    assert groups <= set(re.findall(r"\(config\.md#([\w-]+)\)", others))
 
 
 def navigation(entry: Any) -> Iterator[str]:
