@@ -20,7 +20,7 @@ import json
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +33,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from filelock import FileLock
 from hypothesis import settings
-from launched_loop import LaunchedLoop, launched
+from launched_loop import launched
 from omegaconf import OmegaConf
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -101,11 +101,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def config_files_parsed_once() -> Iterator[None]:
-    """Copy a shipped config file that is loaded again from the first time: parsing is half of composing.
-
-    The same goes for the texts of interpolations.
-    """
+def config_files_parsed_once():
+    # Copy a shipped config file that is loaded again from the first time: parsing is half of
+    # composing. The same goes for the texts of interpolations.
     verl = find_spec("verl")
     assert verl and verl.origin
     shipped = (str(Path(__file__).parent.parent / "config"), str(Path(verl.origin).parent))
@@ -127,11 +125,9 @@ def config_files_parsed_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tokenizers_read_once() -> Iterator[None]:
-    """Copy a tokenizer that is loaded again from the first time, which takes a third as long.
-
-    Most commands load one, and the vocabulary of the tests' models is a real one.
-    """
+def tokenizers_read_once():
+    # Copy a tokenizer that is loaded again from the first time, which takes a third as long. Most
+    # commands load one, and the vocabulary of the tests' models is a real one.
     from transformers import PreTrainedTokenizerBase
 
     loaded: dict[tuple[Any, ...], bytes] = {}
@@ -156,8 +152,8 @@ _ENVIRON = os.environ
 
 
 @pytest.fixture(autouse=True)
-def one_environ() -> None:
-    """Put back what rich read first: `datasets` 5 leaves a copy in place of `os.environ` when it maps."""
+def one_environ():
+    # Put back what rich read first: `datasets` 5 leaves a copy in place of `os.environ` when it maps.
     os.environ = _ENVIRON  # noqa: B003, it is the environment itself
 
 
@@ -186,7 +182,6 @@ class Prepared:
 
 
 def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, save: Callable[[Path], Path]) -> Path:
-    """A folder that one worker makes for all."""
     is_worker = "PYTEST_XDIST_WORKER" in os.environ
     shared = tmp_path_factory.getbasetemp().parent if is_worker else tmp_path_factory.getbasetemp()
     folder = shared / name
@@ -197,30 +192,27 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, save: Callabl
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random two-layer model with SmolLM2's tokenizer."""
+def tiny_model(tmp_path_factory):
     from tiny_model import save_tiny_model  # imports Transformers, which many test files need nothing of
 
     return made_once(tmp_path_factory, "tiny", save_tiny_model)
 
 
 @pytest.fixture(scope="session")
-def smollm2_tokenizer(tiny_model: Path) -> Any:
-    """SmolLM2's own tokenizer, with the demo's chat template."""
+def smollm2_tokenizer(tiny_model):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
 @pytest.fixture(scope="session")
-def tokenizer(smollm2_tokenizer: Any) -> Any:
-    """The same, by the name that most tests use."""
+def tokenizer(smollm2_tokenizer):
     return smollm2_tokenizer
 
 
 @pytest.fixture(scope="session")
-def speaking_model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: Any) -> Path:
-    """A two-layer model that knows the protocol by heart; it takes half a minute."""
+def speaking_model(tmp_path_factory, smollm2_tokenizer):
+    # A two-layer model that knows the protocol by heart; it takes half a minute.
     from tiny_model import save_speaking_model
 
     return made_once(
@@ -229,13 +221,11 @@ def speaking_model(tmp_path_factory: pytest.TempPathFactory, smollm2_tokenizer: 
 
 
 @pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Prepared:
-    """Index and prompts over a world of 60 passages, one prompt each."""
+def prepared(tmp_path_factory, tiny_model):
     return make_prepared(tmp_path_factory.mktemp("corpus"), tiny_model)
 
 
 def make_prepared(corpus: Path, model: Path) -> Prepared:
-    """Generate the world, index it and write its prompts."""
     write_world(generate_world(0, "run", passages=60), corpus)
     documents = [json.loads(line) for line in (corpus / "corpus.jsonl").read_text().splitlines()]
     made = Prepared(corpus, model, documents)
@@ -245,25 +235,57 @@ def make_prepared(corpus: Path, model: Path) -> Prepared:
 
 
 @pytest.fixture(scope="session")
-def launched_loop(
-    tmp_path_factory: pytest.TempPathFactory, prepared: Prepared, speaking_model: Path
-) -> Iterator[LaunchedLoop]:
-    """One loop through the launcher, preempted on the way: the run on which several files assert."""
+def launched_loop(tmp_path_factory, prepared, speaking_model):
     with launched(tmp_path_factory.mktemp("launched"), prepared.corpus, speaking_model) as loop:
         yield loop
 
 
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    from modal_checkout import make_checkout
+
+    return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory):
+    from modal_plane import ControlPlane
+
+    with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
+        yield plane
+
+
 @pytest.fixture(scope="session")
-def sglang_python() -> str:
-    """The Python of an environment with SGLang, for tests that run it; they fail where there is none."""
+def towns_index(tmp_path_factory):
+    from scripted_endpoint import write_towns
+    from search_parts import COLLECTION, SPEC
+
+    from search.indexing.shards import build_index
+
+    folder = tmp_path_factory.mktemp("towns")
+    build_index(write_towns(folder), folder / "chroma", COLLECTION, SPEC)
+    return folder / "chroma"
+
+
+@pytest.fixture(scope="module")
+def towns(towns_index):
+    from search_parts import serving
+
+    with serving(towns_index) as server:
+        yield server.url
+
+
+@pytest.fixture(scope="session")
+def sglang_python():
+    # The Python of an environment with SGLang, for tests that run it; they fail where there is none.
     python = os.environ.get("DRZERO_SGLANG_PYTHON")
     assert python, "run them by `make test-sglang`, or set DRZERO_SGLANG_PYTHON to .venv-sglang/bin/python"
     return python
 
 
 @pytest.fixture
-def fresh_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What was found of the hub is forgotten before and after, and its cache is empty."""
+def fresh_hub(tmp_path, monkeypatch):
+    # What was found of the hub is forgotten before and after, and its cache is empty.
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     for found in (hub_fault, _fetch_config):
         found.cache_clear()
@@ -273,8 +295,7 @@ def fresh_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 @pytest.fixture(scope="module")
-def queue() -> Iterator[None]:
-    """veRL's data system in this process, with one storage unit."""
+def queue():
     import ray
     import transfer_queue as tq
 
@@ -289,8 +310,9 @@ def queue() -> Iterator[None]:
 
 
 @pytest.fixture
-def start_peer() -> Iterator[StartPeer]:
-    """Start servers that answer POST requests at one path by a function, and GET requests by fixed JSON."""
+def start_peer():
+    # Start servers that answer POST requests at one path by a function, and GET requests by fixed
+    # JSON.
     running: list[tuple[uvicorn.Server, threading.Thread]] = []
 
     def start(path: str, answer: Answer, fixed: Mapping[str, Any] | None = None) -> Peer:

@@ -13,7 +13,6 @@ is doing. With AGENT_TOKEN set, here or in .env, requests need it as their beare
 """
 
 import asyncio
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -28,7 +27,7 @@ from drzero.agent.server.desk import opened_desk
 from drzero.agent.server.stdio import serve_stdio
 from drzero.loop.plan import take_option
 from drzero.ops.bearer import AGENT_KEY, bearer_of
-from drzero.ops.connections import Connection
+from drzero.ops.connections import server_config
 from drzero.ops.console import say, set_verbose, stdout_apart
 from drzero.ops.errors import UserError
 from drzero.ops.process.ports import address, bind, reserve_port
@@ -72,7 +71,8 @@ async def _serve(config: DictConfig, agents: Agents, listener: socket.socket) ->
             states=lambda: _states(agents),
             lists_sources=config.sources_in_text,
         )
-        server = uvicorn.Server(_settings(app))
+        options = {"server_header": False, "timeout_graceful_shutdown": _DRAIN_S}
+        server = uvicorn.Server(server_config(app, **options))
         watching = asyncio.create_task(_watch(server, agents, config, desk.names))
         try:
             await server.serve(sockets=[listener])
@@ -80,19 +80,6 @@ async def _serve(config: DictConfig, agents: Agents, listener: socket.socket) ->
             watching.cancel()
         if watching.done():
             watching.result()
-
-
-def _settings(app: object) -> uvicorn.Config:
-    # At INFO uvicorn would log every request.
-    level = "debug" if os.environ.get("DRZERO_LOG_LEVEL") == "DEBUG" else "warning"
-    return uvicorn.Config(
-        app,  # type: ignore[arg-type]
-        log_level=level,
-        http=Connection,
-        ws="none",
-        server_header=False,
-        timeout_graceful_shutdown=_DRAIN_S,
-    )
 
 
 async def _watch(server: uvicorn.Server, agents: Agents, config: DictConfig, names: Sequence[str]) -> None:

@@ -4,7 +4,10 @@ uvicorn (0.54) limits only idle connections that have had an answer.
 """
 
 import asyncio
+import os
+from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES = 64 << 10  # The longest head, and the longest trailers of a chunked body
@@ -16,6 +19,12 @@ _TOO_LONG = f"a request's head may have {HEAD_BYTES} bytes\n".encode()
 _REFUSAL = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
 ) % (len(_TOO_LONG), _TOO_LONG)
+
+
+def server_config(app: Any, **options: Any) -> uvicorn.Config:
+    """A server with these limits. It logs every request only if DRZERO_LOG_LEVEL is DEBUG."""
+    level = "debug" if os.environ.get("DRZERO_LOG_LEVEL") == "DEBUG" else "warning"
+    return uvicorn.Config(app, log_level=level, http=Connection, ws="none", **options)
 
 
 class Connection(HttpToolsProtocol):

@@ -36,7 +36,7 @@ def compose(tmp_path):
 
 @pytest.fixture
 def record(tmp_path):
-    """Make a loop's folder: runs with their settings, as the stages write them, and solvers."""
+    # Make a loop's folder: runs with their settings, as the stages write them, and solvers.
 
     def write(*runs, solvers=(), **settings):
         places = {"base_model": "/models/base", "paths.corpus": "/data/corpus"}

@@ -127,17 +127,24 @@ def test_a_passage_that_no_answer_showed_comes_from_the_index(open_service, key,
     ("headers", "status"),
     [
         ({}, 200),
+        ({"Origin": "http://127.0.0.1:{port}"}, 200),
+        ({"Host": "localhost:{port}", "Origin": "http://localhost:{port}"}, 200),
         ({"Host": "localhost:8090"}, 200),
         ({"Host": "[::1]:8090", "Origin": "http://[::1]:8090"}, 200),
         ({"Host": "localhost:8090", "Origin": "http://localhost:3000"}, 403),
         ({"Host": "evil.example"}, 403),
         ({"Host": "127.0.0.1.evil.example"}, 403),
         ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "http://127.0.0.1:1"}, 403),
+        ({"Origin": "http://localhost:{port}"}, 403),
+        ({"Host": "evil.example:{port}", "Origin": "http://evil.example:{port}"}, 403),
         ({"Origin": "null"}, 403),
     ],
 )
 def test_a_page_of_another_site_is_not_answered(open_service, headers, status):
-    assert httpx.get(f"{open_service.url}/v1/models", headers=headers).status_code == status
+    port = urlsplit(open_service.url).port
+    sent = {name: value.format(port=port) for name, value in headers.items()}
+    assert httpx.get(f"{open_service.url}/v1/models", headers=sent).status_code == status
 
 
 @pytest.mark.parametrize(

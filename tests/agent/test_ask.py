@@ -7,40 +7,21 @@ import subprocess
 import sys
 
 import pytest
-from scripted_endpoint import KEY, MODEL, scripted_endpoint, write_towns
-from search_parts import COLLECTION, SPEC, serving
+from scripted_endpoint import KEY, MODEL, agent_words, scripted_endpoint
 
 from drzero.agent.ask import run_ask
 from drzero.ops.errors import UserError
 from search.index_info import ask_index
-from search.indexing.shards import build_index
 
 QUESTION = "On which river does the town of Velmar lie?"
 SENTENCE = "Velmar is a town of weavers that lies on the river Sendra."
 
 
-@pytest.fixture(scope="module")
-def towns(tmp_path_factory):
-    """The address of a service that searches the towns."""
-    folder = tmp_path_factory.mktemp("towns")
-    build_index(write_towns(folder), folder / "chroma", COLLECTION, SPEC)
-    with serving(folder / "chroma") as server:
-        yield server.url
-
-
 @pytest.fixture
 def ask(towns, tmp_path):
-    """Run the command to its end."""
-
     def run(url, *words, typed=""):
-        index = [
-            f"retrieval.url={towns}",
-            f"chroma.collection={COLLECTION}",
-            "retrieval.embedder=packaged-minilm",
-        ]
-        places = [*index, f"paths.checkpoints={tmp_path}", "hardware=cpu"]
-        endpoint = [f"endpoint={url}", f"endpoint_model={MODEL}", "api=chat"]
-        command = [sys.executable, "-m", "drzero.cli", "ask", *endpoint, *places, *words]
+        given = [*agent_words(url, tmp_path), f"retrieval.url={towns}", *words]
+        command = [sys.executable, "-m", "drzero.cli", "ask", *given]
         environ = {**os.environ, "OPENAI_API_KEY": KEY}
         return subprocess.run(command, input=typed, capture_output=True, text=True, env=environ, check=False)
 
@@ -49,7 +30,7 @@ def ask(towns, tmp_path):
 
 @pytest.fixture
 def fixed_endpoint(start_peer):
-    """An endpoint that says the same to everything but the search it is granted first."""
+    # An endpoint that says the same to everything but the search it is granted first.
 
     def start(said):
         def complete(body):

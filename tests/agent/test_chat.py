@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import httpx
 import openai
@@ -19,11 +18,13 @@ from agent_service import (
     script,
 )
 from scripted_search import serving
+from search_parts import wait_for
 
 from drzero.agent.server import events
 from drzero.agent.server.chat_text import answer_in
 
 QUESTION = "Where does Velmar lie?"
+UNSUPPORTED = "Nobody\n\n*No passage it read contains this answer.*"
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
 
 
@@ -34,7 +35,6 @@ def peers(start_peer):
 
 @pytest.fixture
 def slow(start_peer):
-    """A model that takes a second for each turn, and the search."""
     model = start_peer("/v1/chat/completions", lambda body: Later(script(body)))
     return model.url, start_peer("/retrieve", passages).url
 
@@ -127,12 +127,9 @@ def test_a_silent_stream_is_kept_alive(slow, monkeypatch):
 @pytest.mark.parametrize(
     ("question", "said"),
     [
-        (
-            "Who founded Velmar?",
-            "Nobody\n\n*No passage it read contains this answer.*\n\n**What it read**\n\n1. [V",
-        ),
+        ("Who founded Velmar?", f"{UNSUPPORTED}\n\n**What it read**\n\n1. [V"),
         ("Who knows?", "*The agent gave no answer.*\n\n**What it read**\n\n1. [Velmar]("),
-        (UNSEARCHED, "Nobody\n\n*No passage it read contains this answer.*"),
+        (UNSEARCHED, UNSUPPORTED),
     ],
 )
 def test_an_answer_without_support_is_said_as_such(client, question, said):
@@ -222,7 +219,7 @@ def test_a_follow_up_question_comes_with_what_was_said(client, peers):
     ("text", "answer"),
     [
         ("the river Sendra\n\n**Sources**\n\n1. [a](b)", "the river Sendra"),
-        ("Nobody\n\n*No passage it read contains this answer.*\n\n**What it read**\n\n1. [a](b)", "Nobody"),
+        (f"{UNSUPPORTED}\n\n**What it read**\n\n1. [a](b)", "Nobody"),
         ("*The agent gave no answer.*", ""),
         ("<think>hm</think>\nIt has **Sources** in it\n\nand more", "It has **Sources** in it\n\nand more"),
         ("&#33;[a](b) and &#60;b>", "![a](b) and <b>"),
@@ -322,7 +319,7 @@ def test_one_too_many_is_told_when_to_come_back(slow):
     with agent_service(*slow, places=1) as service, client_of(service) as client:
         first = threading.Thread(target=asking, args=[client, QUESTION])
         first.start()
-        wait_until(lambda: service.desk.figures.running.collect()[0].samples[0].value == 1)
+        wait_for(lambda: service.desk.figures.running.collect()[0].samples[0].value == 1, 10)
         for stream in (False, True):
             with pytest.raises(openai.RateLimitError) as refused:
                 asking(client, QUESTION, stream=stream)
@@ -341,7 +338,7 @@ def test_a_client_that_leaves_frees_its_place(slow, stream, question):
             pytest.raises((openai.APITimeoutError, httpx.ReadTimeout)),
         ):
             list(asking(hasty, question, stream=stream))
-        wait_until(lambda: service.desk.figures.left._value.get() == 1)
+        wait_for(lambda: service.desk.figures.left._value.get() == 1, 10)
         assert service.desk.figures.running._value.get() == 0
         with client_of(service) as client:
             assert asking(client, QUESTION).choices[0].message.content.startswith(ANSWERS[QUESTION])
@@ -352,7 +349,7 @@ def test_a_client_that_leaves_amid_a_stream_frees_its_place(peers):
     with serving((0, "")) as search, agent_service(peers[0].url, search.url, places=1) as service:
         with client_of(service) as client, asking(client, QUESTION, stream=True) as chunks:
             next(iter(chunks))
-        wait_until(lambda: service.desk.figures.left._value.get() == 1)
+        wait_for(lambda: service.desk.figures.left._value.get() == 1, 10)
 
 
 def test_the_deadline_is_an_answer_and_no_client_asks_again(slow):
@@ -388,10 +385,3 @@ def check_failed_stream(service):
     assert json.loads(error[6:])["error"]["type"] == "server_error"
     assert json.loads(last[6:])["choices"][0]["finish_reason"] == "stop"
     assert (done, end) == ("data: [DONE]", "")
-
-
-def wait_until(happens, within_s=10):
-    deadline = time.monotonic() + within_s
-    while not happens():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

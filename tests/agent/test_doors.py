@@ -37,7 +37,6 @@ def drzero(folder, *words, **options):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """The demo's world, and what evaluate recorded of each question."""
     folder = tmp_path_factory.mktemp("doors")
     drzero(folder, "demo-data")
     asked = ["iteration=0", "hops=[1,2]", f"questions_per_benchmark={QUESTIONS // 2}"]

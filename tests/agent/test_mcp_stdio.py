@@ -10,12 +10,11 @@ import psutil
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
-from scripted_endpoint import KEY, MODEL, scripted_endpoint, write_towns
-from search_parts import COLLECTION, SPEC, lives, wait_for
+from scripted_endpoint import KEY, agent_words, scripted_endpoint
+from search_parts import lives, wait_for
 
 from drzero.agent.serve import run_serve_agent
 from drzero.ops.errors import UserError
-from search.indexing.shards import build_index
 
 QUESTION = {"question": "On which river does the town of Velmar lie?"}
 WHO = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
@@ -35,23 +34,14 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def chroma(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("towns")
-    build_index(write_towns(folder), folder / "chroma", COLLECTION, SPEC)
-    return folder / "chroma"
-
-
-@pytest.fixture(scope="module")
 def endpoint():
     with scripted_endpoint() as running:
         yield running
 
 
 @pytest.fixture
-def words(chroma, endpoint, tmp_path):
-    index = [f"chroma.path={chroma}", f"chroma.collection={COLLECTION}", "retrieval.embedder=packaged-minilm"]
-    model = [f"endpoint={endpoint.url}", f"endpoint_model={MODEL}", "api=chat"]
-    return ["serve-agent", "--stdio", *index, *model, f"paths.checkpoints={tmp_path}", "hardware=cpu"]
+def words(towns_index, endpoint, tmp_path):
+    return ["serve-agent", "--stdio", f"chroma.path={towns_index}", *agent_words(endpoint.url, tmp_path)]
 
 
 class Conversation:
@@ -67,7 +57,6 @@ class Conversation:
         self._sent = 0
 
     def ask(self, method, **params):
-        """The result of a request, and the notifications before it."""
         self._sent += 1
         self._send({"id": self._sent, "method": method, "params": params})
         notified = []

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from base64 import b64encode
 from dataclasses import replace
 from hashlib import sha256
@@ -11,13 +10,13 @@ import httpx
 import pytest
 from agent_service import ANSWERS, HOSTILE, SENTENCE, UNSEARCHED, agent_service, passages, script
 from scripted_search import serving
+from search_parts import wait_for
 
 QUESTION = "Where does Velmar lie?"
 
 
 @pytest.fixture
 def peers(start_peer):
-    """The addresses of model and search, and what the model was asked."""
     model = start_peer("/v1/chat/completions", script)
     return model.url, start_peer("/retrieve", passages).url, model.requests
 
@@ -29,7 +28,6 @@ def service(peers):
 
 
 def asked(service, question=QUESTION, **more):
-    """The events of a question."""
     answered = httpx.post(f"{service.url}/ask", json={"question": question, **more}, timeout=30)
     assert answered.status_code == 200 and answered.headers["content-type"].startswith("text/event-stream")
     return events(answered.text)
@@ -129,9 +127,7 @@ def test_a_client_that_leaves_frees_its_place(peers):
             busy = httpx.post(f"{service.url}/ask", json=body)
             assert busy.status_code == 429 and int(busy.headers["retry-after"]) > 0
             assert "again" in busy.json()["error"]["message"]
-        until = time.monotonic() + 10
-        while service.desk._running and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_for(lambda: not service.desk._running, 10)
         with httpx.stream("POST", f"{service.url}/ask", json=body, timeout=30) as stream:
             assert stream.status_code == 200
     assert service.desk.figures.left._value.get() == 2
@@ -148,25 +144,10 @@ def test_with_a_token_the_page_is_open_and_its_questions_are_not(peers):
         assert not peers[2] or "planted-token" not in json.dumps(peers[2])
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"Origin": "http://127.0.0.1:{port}"}, 200),
-        ({"Host": "localhost:{port}", "Origin": "http://localhost:{port}"}, 200),
-        ({"Origin": "https://elsewhere.example"}, 403),
-        ({"Origin": "http://127.0.0.1:1"}, 403),
-        ({"Origin": "http://localhost:{port}"}, 403),
-        ({"Origin": "null"}, 403),
-        ({"Host": "elsewhere.example:{port}", "Origin": "http://elsewhere.example:{port}"}, 403),
-        ({"Host": "elsewhere.example"}, 403),
-    ],
-)
-def test_another_sites_page_cannot_ask(service, peers, headers, status):
-    port = service.url.rpartition(":")[2]
-    sent = {name: value.format(port=port) for name, value in headers.items()}
-    answered = httpx.post(f"{service.url}/ask", json={"question": QUESTION}, headers=sent)
-    assert answered.status_code == status and bool(peers[2]) == (status == 200)
+def test_another_sites_page_cannot_ask(service, peers):
+    for headers in ({"Origin": "null"}, {"Host": "elsewhere.example"}):
+        answered = httpx.post(f"{service.url}/ask", json={"question": QUESTION}, headers=headers)
+        assert answered.status_code == 403 and not peers[2]
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(service):

@@ -11,44 +11,20 @@ import httpx
 import openai
 import psutil
 import pytest
-from scripted_endpoint import KEY, MODEL, scripted_endpoint, write_towns
-from search_parts import COLLECTION, SPEC, serving
-
-from search.indexing.shards import build_index
+from scripted_endpoint import KEY, MODEL, agent_words, scripted_endpoint
 
 QUESTION = "On which river does the town of Velmar lie?"
 SENTENCE = "Velmar is a town of weavers that lies on the river Sendra."
 TOKEN = "planted-0123456789"
 
 
-@pytest.fixture(scope="module")
-def towns_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("towns")
-    build_index(write_towns(folder), folder / "chroma", COLLECTION, SPEC)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def towns(towns_folder):
-    with serving(towns_folder / "chroma") as server:
-        yield server.url
-
-
 @pytest.fixture
 def start(towns, tmp_path):
-    """Start the command in a separate folder."""
     started = []
 
     def run(url, *words, **environ):
-        index = [f"retrieval.url={towns}", f"chroma.collection={COLLECTION}"]
-        places = [
-            *index,
-            "retrieval.embedder=packaged-minilm",
-            f"paths.checkpoints={tmp_path}",
-            "hardware=cpu",
-        ]
-        endpoint = [f"endpoint={url}", f"endpoint_model={MODEL}", "api=chat"]
-        command = [sys.executable, "-m", "drzero.cli", "serve-agent", *endpoint, *places, *words]
+        given = [*agent_words(url, tmp_path), f"retrieval.url={towns}", *words]
+        command = [sys.executable, "-m", "drzero.cli", "serve-agent", *given]
         environ = {**os.environ, "OPENAI_API_KEY": KEY, "PYTHONPATH": os.getcwd(), **environ}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, cwd=tmp_path
@@ -110,9 +86,9 @@ def test_a_compared_model_is_the_second_one_and_ctrl_c_ends_it(start):
     assert code == 130 and "Traceback" not in said
 
 
-def test_a_service_that_dies_ends_it(start, towns_folder):
+def test_a_service_that_dies_ends_it(start, towns_index):
     with scripted_endpoint() as endpoint:
-        own = [f"chroma.path={towns_folder / 'chroma'}", "retrieval.url=null", "retrieval.restarts=0"]
+        own = [f"chroma.path={towns_index}", "retrieval.url=null", "retrieval.restarts=0"]
         process = start(endpoint.url, "port=null", *own, "retrieval.port=null")
         url = address_of(process)
         (retrieval,) = psutil.Process(process.pid).children()

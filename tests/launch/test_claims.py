@@ -37,15 +37,12 @@ class Table:
 
 
 class Modal:
-    """Which calls are running, and what time it is."""
-
     def __init__(self) -> None:
         self.running = {"fc-1", "fc-2", "fc-3"}
         self.now = 1e9
         self.table = Table()
 
     def claims(self) -> Claims:
-        """As one of several containers has them."""
         table: Any = self.table
         return Claims(table, self.running.__contains__, lambda: self.now)
 
@@ -66,7 +63,6 @@ def test_a_call_that_is_started_again_keeps_its_run(modal):
 
 
 def test_a_second_call_of_the_same_part_is_given_the_first(modal):
-    """As when a restarted caller could not know that it had requested one."""
     request = request_of("solver", "one")
     modal.claims().take(request, "fc-1", "ap-1")
     assert modal.claims().take(request, "fc-2", "ap-1") == "fc-1"

@@ -28,7 +28,6 @@ def mounts(tmp_path, monkeypatch):
 
 
 def request_of(*command: str, **compute) -> Request:
-    """A launch on a CPU with this command."""
     request = resolve(parse(["--action", "merge", "--iteration", "1"]))
     machine = dataclasses.replace(request.compute, **compute)
     return dataclasses.replace(request, command=command, compute=machine)
@@ -57,7 +56,6 @@ class DiskVolume:
 
     @property
     def state(self) -> dict[str, object]:
-        """The outcome in the persisted state."""
         outcome: dict[str, object] = json.loads(self.persisted["launches/merge_iter1/state.json"])["outcome"]
         return outcome
 
@@ -78,7 +76,6 @@ class LosingVolume(DiskVolume):
 
 
 def volumes(**replaced: DiskVolume) -> dict[str, DiskVolume]:
-    """The three volumes of a container."""
     return {kind: replaced.get(kind) or DiskVolume(kind) for kind in ("checkpoints", "corpus", "cache")}
 
 
@@ -191,7 +188,7 @@ def test_a_preempted_call_is_recorded_as_interrupted_and_can_be_repeated(mounts)
 
 
 def test_a_commit_that_persisted_and_could_not_reload_counts(mounts, capfd):
-    """As Modal's does while the stage has files of the volume open."""
+    # As Modal's does while the stage has files of the volume open.
 
     def reload(commits: int) -> None:
         raise RuntimeError("there are open files preventing the operation")
@@ -264,7 +261,7 @@ def test_a_run_is_accounted_for_and_stopped_during_a_long_commit(mounts):
 
 
 def test_a_run_that_may_not_resume_is_not_continued(mounts):
-    """It would start from the beginning in every call, as long as there is money."""
+    # It would start from the beginning in every call, as long as there is money.
     no_resume = request_of("demo-data", "trainer.resume_mode=disable", timeout=180, max_usd=None)
     with pytest.raises(LaunchError, match="another call would start from the beginning"):
         run_job(no_resume, volumes())
@@ -295,7 +292,7 @@ def test_nothing_starts_when_the_money_is_spent(mounts):
 
 @pytest.mark.slow("a service of its own; the loop is preempted in the first tier")
 def test_a_stage_that_does_not_stop_in_time_is_stopped_and_reported(mounts, prepared, capfd):
-    """A service never ends by itself. The clock runs ahead once it is up."""
+    # A service never ends by itself. The clock runs ahead once it is up.
     seen: list[str] = []
 
     def clock() -> float:

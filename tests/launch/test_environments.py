@@ -124,7 +124,7 @@ class TestTheGuidesCommands:
         ],
     )
     def test_its_training_composes_and_fits_its_machine_by_the_ledger(self, line, stand_in):
-        """xLAM was made from this Qwen, whose sizes are known without the hub."""
+        # xLAM was made from this Qwen, whose sizes are known without the hub.
         request = function(line)
         words = [*request.command[1:], *([f"base_model={stand_in}"] if stand_in else [])]
         config = compose_stage("train", words)
@@ -265,7 +265,6 @@ class TestWhatFollows:
 
     @pytest.fixture
     def script(self, tmp_path, monkeypatch):
-        """A training script of the checkout."""
         monkeypatch.setattr("drzero.launch.request.ROOT", tmp_path)
         path = tmp_path / "examples" / "grpo" / "train_mine.py"
         path.parent.mkdir(parents=True)

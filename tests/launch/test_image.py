@@ -36,7 +36,6 @@ from drzero.launch.image.image import SOURCE, ImageExtras, gpu_image, leave_out
 from drzero.launch.image.pins import (
     BROUGHT,
     CPU_PINS,
-    FLASH_ATTN_WHEELS,
     GPU_PINS,
     OVERRIDES,
     SGLANG_IMAGE,
@@ -73,12 +72,6 @@ def test_the_flash_attn_wheel_is_for_the_image():
     wheel = flash_attn_wheel()
     assert wheel is not None and wheel.fits(SGLANG_IMAGE)
     assert wheel.name == "flash_attn-2.8.3+cu130torch2.11-cp312-cp312-linux_x86_64.whl"
-
-
-@pytest.mark.parametrize("wheel", FLASH_ATTN_WHEELS, ids=lambda wheel: wheel.name)
-def test_every_wheel_is_for_one_of_sglangs_images_and_has_a_hash(wheel):
-    images = (SGLANG_IMAGE, replace(SGLANG_IMAGE, packages={"torch": "2.9.1"}, cuda="12.8"))
-    assert [wheel.fits(image) for image in images].count(True) == 1
     assert re.fullmatch("[0-9a-f]{64}", wheel.sha256)
 
 
@@ -137,24 +130,13 @@ HAS = {
 }
 
 
-def only_index(folder: Path) -> dict[str, str]:
-    """Environment in which uv knows only the wheels in the folder."""
-    config = folder / "uv.toml"
-    config.write_text(f'[pip]\nno-index = true\nfind-links = ["{folder}"]\n')
-    return {"UV_CONFIG_FILE": str(config), "UV_NO_CACHE": "1"}
-
-
-def unreachable_index(folder: Path) -> dict[str, str]:
-    """Environment in which the only package index is a port where nothing listens."""
-    config = folder / "uv.toml"
-    config.write_text('index-url = "http://127.0.0.1:9/simple"\n')
-    return {"UV_CONFIG_FILE": str(config), "UV_NO_CACHE": "1", "UV_HTTP_RETRIES": "0"}
+def uv_config(folder: Path, text: str) -> dict[str, str]:
+    (folder / "uv.toml").write_text(text)
+    return {"UV_CONFIG_FILE": str(folder / "uv.toml"), "UV_NO_CACHE": "1", "UV_HTTP_RETRIES": "0"}
 
 
 @pytest.fixture
 def index(tmp_path, monkeypatch):
-    """Sets the made-up index, with changes."""
-
     def make(changes: dict[str, tuple[str, ...]] | None = None, requires_python: str = ">=3.10") -> None:
         for pin, demands in (WORLD | (changes or {})).items():
             name, _, version = pin.partition("==")
@@ -165,78 +147,68 @@ def index(tmp_path, monkeypatch):
                 wheel.writestr(f"{stem}.dist-info/METADATA", "\n".join(["Metadata-Version: 2.3", *fields]))
                 wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
                 wheel.writestr(f"{stem}.dist-info/RECORD", "")
-        for key, value in only_index(tmp_path).items():
+        only = f'[pip]\nno-index = true\nfind-links = ["{tmp_path}"]\n'
+        for key, value in uv_config(tmp_path, only).items():
             monkeypatch.setenv(key, value)
 
     return make
 
 
-def cpu(**changes: str) -> list[str]:
-    return check_cpu_pins({**HAS, "numpy": "2.3.5", **changes}, project=None)
-
-
-def gpu(**changes: str) -> list[str]:
-    return check_gpu_pins({**HAS, "sglang": "0.5.12", **changes}, project=None)
+CPU, GPU = {**HAS, "numpy": "2.3.5"}, {**HAS, "sglang": "0.5.12"}
 
 
 def test_the_pair_of_sglang_and_verl_agrees_but_for_the_stated_override(index):
     index()
-    assert (cpu(), gpu()) == ([], [])
+    assert (check_cpu_pins(CPU, project=None), check_gpu_pins(GPU, project=None)) == ([], [])
     with pytest.raises(VersionConflict, match=r"sglang depend on transformers==5\.6\.0"):
-        resolve({**HAS, "sglang": "0.5.12"}, project=None)
+        resolve(GPU, project=None)
 
 
-def test_an_override_does_not_cover_another_version(index):
+@pytest.mark.parametrize(
+    ("check", "pins", "changes", "why"),
+    [
+        (check_gpu_pins, GPU | {"transformers": "5.10.0"}, {}, "5.10.0, and 5.9.0 is stated in OVERRIDES"),
+        (check_cpu_pins, CPU, {"verl==0.9.1": ("transformers<5.9",)}, "verl depend on transformers<5.9"),
+        (
+            *(check_gpu_pins, GPU, {"sglang==0.5.12": ("transformers>=5.9", *WORLD["sglang==0.5.12"][1:])}),
+            "sglang's transformers==5.6.0: sglang no longer requires that",
+        ),
+        (check_cpu_pins, CPU | {"tensordict": "0.9.0"}, {}, "tensordict"),
+        (check_gpu_pins, GPU | {"tensordict": "0.9.0"}, {}, "tensordict"),
+        (
+            *(check_gpu_pins, {name: pin for name, pin in GPU.items() if name != "aiohttp-cors"}, {}),
+            "GPU image: aiohttp-cors is required",
+        ),
+        # SGLang's image brings it.
+        (check_cpu_pins, HAS, {}, "CPU image: numpy is required"),
+    ],
+    ids=["version", "package", "unneeded", "CPU demand", "GPU demand", "of an extra", "brought"],
+)
+def test_pins_that_do_not_agree_are_reported_with_the_reason(check, pins, changes, why, index):
+    index(changes)
+    try:
+        (problem,) = check(pins, project=None)
+    except VersionConflict as conflict:
+        problem = str(conflict)
+    assert why in problem
+
+
+def test_what_nobody_requires_need_not_be_pinned(index):
     index()
-    (problem,) = gpu(transformers="5.10.0")
-    assert "transformers is pinned to 5.10.0, and 5.9.0 is stated in OVERRIDES" in problem
-
-
-def test_an_override_does_not_cover_another_package(index):
-    index({"verl==0.9.1": ("transformers<5.9",)})
-    with pytest.raises(VersionConflict, match=r"verl depend on transformers<5\.9"):
-        cpu()
-
-
-def test_an_override_that_nothing_needs_any_more_is_reported(index):
-    index({"sglang==0.5.12": ("transformers>=5.9", *WORLD["sglang==0.5.12"][1:])})
-    (problem,) = gpu()
-    assert "sglang's transformers==5.6.0: sglang no longer requires that" in problem
-
-
-def test_a_demand_that_the_pins_do_not_meet_is_an_error(index):
-    index()
-    for check in (cpu, gpu):
-        with pytest.raises(VersionConflict, match="tensordict"):
-            check(tensordict="0.9.0")
-
-
-def test_a_required_package_that_is_nowhere_is_an_error_even_if_an_extra_requires_it(index):
-    index()
-    without = {name: version for name, version in HAS.items() if name != "aiohttp-cors"}
-    (problem,) = check_gpu_pins({**without, "sglang": "0.5.12"}, project=None)
-    assert problem.startswith("GPU image: aiohttp-cors is required")
     assert check_cpu_pins({"ray": "2.55.1", "click": "8.5.1"}, project=None) == []
-
-
-def test_what_sglangs_image_brings_need_not_be_pinned_for_gpus_but_for_cpus(index):
-    index()
-    assert gpu() == []
-    (problem,) = check_cpu_pins(HAS, project=None)
-    assert problem.startswith("CPU image: numpy is required")
 
 
 def test_a_package_for_another_python_is_an_error(index):
     index(requires_python=">=3.13")  # uv leaves upper bounds out of account
     with pytest.raises(VersionConflict, match="Python"):
-        cpu()
+        check_cpu_pins(CPU, project=None)
 
 
 def test_no_python_is_downloaded_for_a_resolution(index, tmp_path, monkeypatch):
     index()
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
     monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", "http://127.0.0.1:9")
-    assert cpu() == []
+    assert check_cpu_pins(CPU, project=None) == []
     assert not (tmp_path / "pythons").exists()
 
 
@@ -249,7 +221,7 @@ def test_verls_own_extra_for_sglang_has_the_images_versions():
 
 
 def test_kernels_is_one_that_transformers_can_be_imported_with():
-    """transformers declares it in an extra, and imports whatever version is there."""
+    # transformers declares it in an extra, and imports whatever version is there.
     demands = [Requirement(line) for line in metadata.requires("transformers") or ()]
     (wants,) = (
         each
@@ -295,7 +267,7 @@ def install(folder: Path, name: str, version: str, **files: str) -> str:
 
 
 def test_of_two_versions_on_the_path_the_one_that_python_imports_counts(tmp_path):
-    """A distribution's packages come after ours: a Debian image has an old cryptography."""
+    # A distribution's packages come after ours: a Debian image has an old cryptography.
     ours, debians = install(tmp_path / "a", "six", "1.17.0"), install(tmp_path / "b", "six", "1.16.0")
     install(tmp_path / "b", "PyYAML", "6.0")
     assert imported_versions([ours, debians]) == {"six": "1.17.0", "pyyaml": "6.0"}
@@ -358,26 +330,21 @@ def compile_library(path: Path, source: str, *options: str) -> None:
     subprocess.run(command, input=source, text=True, check=True)
 
 
-def test_without_a_package_index_the_check_says_so(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "drzero.launch.image.check"],
-        **{
-            "env": os.environ | unreachable_index(tmp_path),
-            "cwd": ROOT,
-            "capture_output": True,
-            "text": True,
-            "check": False,
-        },
+def check_images(*words, **env):
+    command = [sys.executable, "-m", "drzero.launch.image.check", *words]
+    return subprocess.run(
+        command, cwd=ROOT, env=os.environ | env, capture_output=True, text=True, check=False
     )
+
+
+def test_without_a_package_index_the_check_says_so(tmp_path):
+    done = check_images(**uv_config(tmp_path, 'index-url = "http://127.0.0.1:9/simple"\n'))
     assert done.returncode == 2
     assert done.stderr.startswith("not checked: ")
 
 
 def test_what_is_installed_here_is_as_in_the_cpu_image_but_for_torch_and_setuptools():
-    done = subprocess.run(
-        [sys.executable, "-m", "drzero.launch.image.check", "--installed", "cpu"],
-        **{"cwd": ROOT, "capture_output": True, "text": True, "check": False},
-    )
+    done = check_images("--installed", "cpu")
     wrong = re.findall(r"drzero/launch/image/pins.py wants (\S+)==", done.stdout)
     assert (done.returncode, set(wrong)) == (1, {"torch", "setuptools"}), done.stdout
 
@@ -405,20 +372,9 @@ def main(): ...
 """
 # Names that secrets have, in the rooms that are sent and around them.
 SECRET_FILES = (
-    *(
-        ".env",
-        "id_rsa",
-        "config/.env.local",
-        "config/hf_token.txt",
-        "drzero/launch/id_ed25519",
-        "data/server.pem",
-    ),
-    *(
-        "drzero/credentials.json",
-        "search/wandb_api_key.yaml",
-        "drzero/ops/service-account.json",
-        "outputs/secret.txt",
-    ),
+    *(".env", "id_rsa", "config/.env.local", "config/hf_token.txt", "drzero/launch/id_ed25519"),
+    *("data/server.pem", "drzero/credentials.json", "search/wandb_api_key.yaml"),
+    *("drzero/ops/service-account.json", "outputs/secret.txt"),
 )
 
 
@@ -466,17 +422,9 @@ def test_the_gpu_image_starts_from_sglangs_by_digest_with_its_entrypoint_cleared
 
 def test_its_layers_go_from_what_changes_least_to_what_changes_most(plane):
     commands = "\n".join(plane.functions["gpu_with_mine"].image.commands)
-    marks = (
-        "FROM lmsysorg",
-        "ENTRYPOINT",
-        "flash-attn @",
-        "verl==",
-        "graphviz",
-        "--exclude-editable",
-        "sympy==",
-        "ENV HF_HOME",
-    )
-    places = [commands.index(mark) for mark in (*marks, "WORKDIR /root/drzero")]
+    from_image = ("FROM lmsysorg", "ENTRYPOINT", "flash-attn @", "verl==")
+    marks = (*from_image, "graphviz", "--exclude-editable", "sympy==", "ENV HF_HOME", "WORKDIR /root/drzero")
+    places = [commands.index(mark) for mark in marks]
     assert places == sorted(places)
 
 
@@ -618,13 +566,9 @@ def test_possible_secrets_and_caches_are_not_sent(name):
 @pytest.mark.parametrize(
     "name",
     [
-        *(
-            "drzero/launch/secrets.py",
-            "config/challenger.yaml",
-            "models/special_tokens_map.json",
-            "tokenizer.json",
-        ),
-        *("drzero/policies/demo/adapter_model.safetensors", "verl_ext/method/chatml.jinja", "tokenizers.py"),
+        *("drzero/launch/secrets.py", "config/challenger.yaml", "models/special_tokens_map.json"),
+        *("tokenizer.json", "drzero/policies/demo/adapter_model.safetensors"),
+        *("verl_ext/method/chatml.jinja", "tokenizers.py"),
     ],
 )
 def test_files_that_a_run_needs_are_sent(name):

@@ -1,13 +1,11 @@
 """Every action by the unmodified client against the control plane: the requests it makes.
 
 The tests answer the functions, so none runs. tests/launch/test_modal_runs.py runs them.
-
 """
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,23 +19,16 @@ FINISHED = {"state": "finished", "message": "done", "usd": 1.5, "next": None}
 VOLUMES = {"/corpus": "dr-zero-corpus", "/checkpoints": "dr-zero-checkpoints", "/cache": "dr-zero-cache"}
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory):
-    with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
-        answer_as_usual(plane)
-        yield plane
-
-
 def answer_as_usual(plane: ControlPlane) -> None:
     plane.answer("ask", lambda module, words: 0)
     plane.answer("check_gpu_image", lambda: 0)
     plane.answer("cpu_stage", lambda request: FINISHED)
     plane.answer("gpu_stage", lambda request: FINISHED)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def usual_answers(plane):
+    answer_as_usual(plane)
 
 
 @pytest.fixture(autouse=True)
@@ -47,12 +38,10 @@ def usual_answers_afterwards(plane):
 
 
 def calls_of(plane: ControlPlane) -> list[Call]:
-    """The last run's calls."""
     return [call for call in plane.calls if call.app_id == plane.app.id]
 
 
 def stage_of(plane: ControlPlane) -> Call:
-    """The one call of a stage."""
     (call,) = [call for call in calls_of(plane) if call.function in ("cpu_stage", "gpu_stage")]
     return call
 
@@ -64,22 +53,19 @@ STAGES = [
 """One of each kind. tests/launch/test_request.py has every stage in process."""
 
 
-class TestEveryStage:
-    """The machine that each requests, and its command."""
-
-    @pytest.mark.parametrize(("words", "function", "gpu", "command"), STAGES)
-    def test_requests_its_machine_after_the_checks(self, plane, checkout, words, function, gpu, command):
-        done = run_action(plane, checkout, *words)
-        assert done.code == 0, done.stdout + done.stderr
-        *checks, call = calls_of(plane)
-        assert {check.function for check in checks} <= {"ask", "check_gpu_image"}
-        assert all(check.spec.gpu is None for check in checks)
-        # On a CPU, before its machine is requested.
-        asked = [check.args[1][:2] for check in checks if check.function == "ask"]
-        assert ["preflight", command.split()[0]] in asked
-        assert (call.function, call.spec.gpu, call.spawned) == (function, gpu, True)
-        assert " ".join(call.args[0].command).startswith(command)
-        assert "it cost $1.50" in done.stdout
+@pytest.mark.parametrize(("words", "function", "gpu", "command"), STAGES)
+def test_a_stage_requests_its_machine_after_the_checks(plane, checkout, words, function, gpu, command):
+    done = run_action(plane, checkout, *words)
+    assert done.code == 0, done.stdout + done.stderr
+    *checks, call = calls_of(plane)
+    assert {check.function for check in checks} <= {"ask", "check_gpu_image"}
+    assert all(check.spec.gpu is None for check in checks)
+    # On a CPU, before its machine is requested.
+    asked = [check.args[1][:2] for check in checks if check.function == "ask"]
+    assert ["preflight", command.split()[0]] in asked
+    assert (call.function, call.spec.gpu, call.spawned) == (function, gpu, True)
+    assert " ".join(call.args[0].command).startswith(command)
+    assert "it cost $1.50" in done.stdout
 
 
 def test_a_check_of_a_stage_is_preflighted_and_not_retried(plane, checkout):
@@ -94,56 +80,53 @@ def test_a_check_of_a_stage_is_preflighted_and_not_retried(plane, checkout):
     assert request.compute.retries == 0
 
 
-class TestLooks:
-    @pytest.mark.parametrize(
-        ("words", "module", "asked"),
-        [
-            (["status"], "drzero.launch.status", []),
-            (
-                ["preflight", "solver"],
-                "drzero.cli",
-                ["preflight", "solver", *ROOTS, "compute=8xh100", "compute.max_usd=900"],
-            ),
-        ],
-    )
-    def test_take_a_cpu_and_nothing_else(self, plane, checkout, words, module, asked):
-        done = run_action(plane, checkout, *words)
-        assert done.code == 0, done.stdout + done.stderr
-        (call,) = calls_of(plane)
-        assert (call.function, call.args, call.spec.gpu) == ("ask", (module, asked), None)
-        assert "gpu_stage" not in plane.functions
+@pytest.mark.parametrize(
+    ("words", "module", "asked"),
+    [
+        (["status"], "drzero.launch.status", []),
+        (
+            ["preflight", "solver"],
+            "drzero.cli",
+            ["preflight", "solver", *ROOTS, "compute=8xh100", "compute.max_usd=900"],
+        ),
+    ],
+)
+def test_looks_take_a_cpu_and_nothing_else(plane, checkout, words, module, asked):
+    done = run_action(plane, checkout, *words)
+    assert done.code == 0, done.stdout + done.stderr
+    (call,) = calls_of(plane)
+    assert (call.function, call.args, call.spec.gpu) == ("ask", (module, asked), None)
+    assert "gpu_stage" not in plane.functions
 
 
-class TestTransfers:
-    def test_a_partly_sent_folder_is_completed(self, plane, checkout, tmp_path):
-        folder = tmp_path / "model"
-        folder.mkdir()
-        (folder / "config.json").write_text("{}")
-        first = run_action(plane, checkout, "upload", str(folder), "models/cut")
-        (folder / "model.safetensors").write_bytes(b"weights")
-        second = run_action(plane, checkout, "upload", str(folder), "models/cut")
-        assert "1 files sent, 0 already present" in first.stdout, first.stderr
-        assert "1 files sent, 1 already present" in second.stdout, second.stderr
-        sent = plane.volume("dr-zero-corpus").committed() / "models" / "cut"
-        assert (sent / "model.safetensors").read_bytes() == b"weights"
+def test_a_partly_sent_folder_is_completed(plane, checkout, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    first = run_action(plane, checkout, "upload", str(folder), "models/cut")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    second = run_action(plane, checkout, "upload", str(folder), "models/cut")
+    assert "1 files sent, 0 already present" in first.stdout, first.stderr
+    assert "1 files sent, 1 already present" in second.stdout, second.stderr
+    sent = plane.volume("dr-zero-corpus").committed() / "models" / "cut"
+    assert (sent / "model.safetensors").read_bytes() == b"weights"
 
-    def test_an_interrupted_download_fetches_the_incomplete_file(self, plane, checkout, tmp_path):
-        there, here = plane.volume("dr-zero-checkpoints").committed() / "run", tmp_path / "run"
-        there.mkdir()
-        for name in ("a.jsonl", "b.jsonl"):
-            (there / name).write_text(name)
-        words = ["download", "run", str(here)]
-        assert "2 files fetched" in run_action(plane, checkout, *words).stdout
-        (here / "b.jsonl").rename(here / ".b.jsonl.partial")
-        (here / ".b.jsonl.partial").write_text("b.")
-        done = run_action(plane, checkout, *words)
-        assert "1 files fetched, 1 already present" in done.stdout, done.stderr
-        assert sorted(path.name for path in here.iterdir()) == ["a.jsonl", "b.jsonl"]
+
+def test_an_interrupted_download_fetches_the_incomplete_file(plane, checkout, tmp_path):
+    there, here = plane.volume("dr-zero-checkpoints").committed() / "run", tmp_path / "run"
+    there.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (there / name).write_text(name)
+    words = ["download", "run", str(here)]
+    assert "2 files fetched" in run_action(plane, checkout, *words).stdout
+    (here / "b.jsonl").rename(here / ".b.jsonl.partial")
+    (here / ".b.jsonl.partial").write_text("b.")
+    done = run_action(plane, checkout, *words)
+    assert "1 files fetched, 1 already present" in done.stdout, done.stderr
+    assert sorted(path.name for path in here.iterdir()) == ["a.jsonl", "b.jsonl"]
 
 
 class TestOneLaunch:
-    """A challenger with every flag and setting."""
-
     @pytest.fixture(scope="class")
     def done(self, plane, checkout):
         plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
@@ -200,165 +183,149 @@ class TestOneLaunch:
         assert plane.left_machine == []
 
 
-class TestRunFiles:
-    def launch(self, plane: ControlPlane, checkout: Path, compute: str) -> Call:
-        (checkout / "run.yaml").write_text(
-            f"compute: {compute}\nsteps: 3\noverrides: [trainer.save_freq=5]\n"
-        )
-        done = run_action(plane, checkout, "challenger", "--config-path", "run.yaml")
-        assert done.code == 0, done.stdout + done.stderr
-        return stage_of(plane)
-
-    def test_packages_and_scripts_of_the_users_own_go_into_the_image(self, plane, checkout):
-        (checkout / "tools").mkdir()
-        (checkout / "tools" / "mine.py").write_text("MINE = 1\n")
-        (checkout / "run.yaml").write_text(
-            "image: {pip: [sympy==1.14.0], apt: [graphviz], scripts: [tools]}\n"
-        )
-        done = run_action(plane, checkout, "challenger", "--config-path", "run.yaml")
-        assert done.code == 0, done.stdout + done.stderr
-        text = "\n".join(stage_of(plane).spec.image.commands)
-        assert "sympy==1.14.0" in text and "graphviz" in text
-        assert [path for path in plane.mounted_files if path.endswith("mine.py")]
+def test_packages_and_scripts_of_the_users_own_go_into_the_image(plane, checkout):
+    (checkout / "tools").mkdir()
+    (checkout / "tools" / "mine.py").write_text("MINE = 1\n")
+    (checkout / "run.yaml").write_text("image: {pip: [sympy==1.14.0], apt: [graphviz], scripts: [tools]}\n")
+    done = run_action(plane, checkout, "challenger", "--config-path", "run.yaml")
+    assert done.code == 0, done.stdout + done.stderr
+    text = "\n".join(stage_of(plane).spec.image.commands)
+    assert "sympy==1.14.0" in text and "graphviz" in text
+    assert [path for path in plane.mounted_files if path.endswith("mine.py")]
 
 
-class TestInterrupted:
-    def test_a_launch_that_ctrl_c_ends_has_not_succeeded(self, plane, checkout):
-        released = threading.Event()
-        plane.answer("cpu_stage", lambda request: released.wait(60) and FINISHED)
-        try:
-            client = start_action(plane, checkout, "merge")
-            plane.wait_for(lambda: "may be closed now" in client.stdout, "that the stage is requested")
-            client.interrupt()
-            done = client.wait(60)
-        finally:
-            released.set()
-        assert done.code == 130
-        assert "interrupted: the app ends with it" in done.stderr
-        assert "Traceback" not in done.stdout + done.stderr
+def test_a_launch_that_ctrl_c_ends_has_not_succeeded(plane, checkout):
+    released = threading.Event()
+    plane.answer("cpu_stage", lambda request: released.wait(60) and FINISHED)
+    try:
+        client = start_action(plane, checkout, "merge")
+        plane.wait_for(lambda: "may be closed now" in client.stdout, "that the stage is requested")
+        client.interrupt()
+        done = client.wait(60)
+    finally:
+        released.set()
+    assert done.code == 130
+    assert "interrupted: the app ends with it" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
 
 
-class TestDetached:
-    def test_the_stage_continues_when_the_client_dies_and_is_not_launched_again(self, plane, checkout):
-        released = threading.Event()
+def test_a_detached_stage_continues_without_its_client_and_is_not_launched_again(plane, checkout):
+    released = threading.Event()
 
-        def stage(request: Any) -> dict[str, Any]:
-            released.wait(60)
-            return FINISHED
+    def stage(request: Any) -> dict[str, Any]:
+        released.wait(60)
+        return FINISHED
 
-        plane.answer("cpu_stage", stage)
-        try:
-            client = start_action(plane, checkout, "merge", detach=True)
-            plane.wait_for(lambda: "may be closed now" in client.stdout, "that the terminal may be closed")
-            client.kill()
-            app, call = plane.app, stage_of(plane)
-            assert app.detached
-            again = run_action(plane, checkout, "merge")
-            assert again.code == 1
-            assert f"another launch of this run is running (call {call.function_call_id})" in again.stderr
-            assert f"modal app stop {app.id}" in again.stderr
-            assert calls_of(plane) == []
-            released.set()
-            plane.wait_stopped(app)
-        finally:
-            released.set()
-        assert call.status == "success"
-
-
-class TestOtherEntryPoints:
-    def test_train_takes_the_guides_flags(self, plane, checkout):
-        flags = ["--env", "demo", "--steps", "20", "--gpu-count", "1", "--gpu-type", "A10G"]
-        done = run_function(
-            plane, checkout, "train", *flags, "--overrides", "trainer.save_freq=5 +trainer.foo=1"
-        )
-        assert done.code == 0, done.stdout + done.stderr
-        call = stage_of(plane)
-        assert call.spec.gpu == ("A10G", 1)
-        assert {"env=demo", "steps_per_iteration=20", "trainer.save_freq=5", "+trainer.foo=1"} <= set(
-            call.args[0].command
-        )
-
-    def test_a_launch_that_is_refused_is_one_line_without_a_traceback_or_a_retry(self, plane, checkout):
-        plane.answer("ask", lambda module, words: 2)
-        done = run_function(plane, checkout, "evaluate", "+a.b='x y'")
-        assert done.code == 1
-        assert done.stderr == "modal_train: preflight found errors (see above); no machine was requested\n"
-        assert "Traceback" not in done.stdout
-        (preflight,) = calls_of(plane)
-        assert "+a.b='x y'" in preflight.args[1]
-
-    def test_train_with_config_reads_a_run_file_anywhere(self, plane, checkout, tmp_path):
-        file = tmp_path / "run.yaml"
-        file.write_text("compute: a100-40gb")
-        done = run_function(plane, checkout, "train_with_config", "--config-path", str(file))
-        assert done.code == 0, done.stdout + done.stderr
-        assert stage_of(plane).spec.gpu == ("A100-40GB", 1)
+    plane.answer("cpu_stage", stage)
+    try:
+        client = start_action(plane, checkout, "merge", detach=True)
+        plane.wait_for(lambda: "may be closed now" in client.stdout, "that the terminal may be closed")
+        client.kill()
+        app, call = plane.app, stage_of(plane)
+        assert app.detached
+        again = run_action(plane, checkout, "merge")
+        assert again.code == 1
+        assert f"another launch of this run is running (call {call.function_call_id})" in again.stderr
+        assert f"modal app stop {app.id}" in again.stderr
+        assert calls_of(plane) == []
+        released.set()
+        plane.wait_stopped(app)
+    finally:
+        released.set()
+    assert call.status == "success"
 
 
-class TestRefusals:
-    def test_a_mistake_is_one_line_before_anything_reaches_modal(self, plane, checkout):
-        before = len(plane.requests)
-        done = run_action(plane, checkout, "challenger", "--model", "qwen3-9b")
-        assert done.code == 2
-        (line,) = done.stderr.strip().splitlines()
-        assert "did you mean 'qwen3-8b'?" in line
-        assert "AppCreate" not in plane.requests[before:]
-
-    def test_errors_of_preflight_end_the_launch_and_no_gpu_is_requested(self, plane, checkout):
-        plane.answer("ask", lambda module, words: 2)
-        done = run_action(plane, checkout, "challenger")
-        assert done.code == 1
-        assert "preflight found errors" in done.stderr
-        assert [call.function for call in calls_of(plane)] == ["ask"]
-
-    def test_a_model_that_cannot_be_fetched_ends_the_launch(self, plane, checkout):
-        plane.answer("ask", lambda module, words: 2 * (words[0] == "fetch-models"))
-        done = run_action(plane, checkout, "challenger")
-        assert done.code == 1
-        assert "a model could not be fetched" in done.stderr
-        preflight, fetched = calls_of(plane)
-        assert fetched.args[1] == ["fetch-models", *preflight.args[1][1:]]
-
-    def test_a_call_that_modal_ends_is_one_line_of_error(self, plane, checkout):
-        def time_out(request: Any) -> None:
-            raise FunctionTimeoutError("Task's current input hit its timeout of 86400s")
-
-        plane.answer("gpu_stage", time_out)
-        done = run_action(plane, checkout, "challenger")
-        assert done.code == 1
-        assert "modal_train: Modal: FunctionTimeoutError: Task's current input" in done.stderr
-        assert "Traceback" not in done.stderr
-
-    def test_names_of_volumes_that_modal_would_refuse_are_reported_in_one_line(self, plane, checkout):
-        env = {"EXPERIMENTER": "", "EXPERIMENT_NAME": "wide"}
-        done = plane.modal("run", "modal_train.py", "--action", "merge", cwd=checkout, env=env)
-        assert done.code == 2
-        (line,) = done.stderr.strip().splitlines()
-        assert "EXPERIMENT_NAME=wide without EXPERIMENTER" in line
-
-    def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(self, plane, checkout):
-        plane.answer("check_gpu_image", lambda: 1)
-        done = run_action(plane, checkout, "smoke")
-        assert done.code == 1
-        (call,) = calls_of(plane)
-        assert (call.function, call.spec.gpu) == ("check_gpu_image", None)
-        assert call.spec.image.commands[0].startswith("FROM lmsysorg/sglang@sha256:")
+def test_train_takes_the_guides_flags(plane, checkout):
+    flags = ["--env", "demo", "--steps", "20", "--gpu-count", "1", "--gpu-type", "A10G"]
+    done = run_function(plane, checkout, "train", *flags, "--overrides", "trainer.save_freq=5 +trainer.foo=1")
+    assert done.code == 0, done.stdout + done.stderr
+    call = stage_of(plane)
+    assert call.spec.gpu == ("A10G", 1)
+    assert {"env=demo", "steps_per_iteration=20", "trainer.save_freq=5", "+trainer.foo=1"} <= set(
+        call.args[0].command
+    )
 
 
-class TestSecrets:
-    @pytest.fixture(scope="class")
-    def bare(self, tmp_path_factory):
-        return make_checkout(tmp_path_factory.mktemp("bare"), dotenv=False)
+def test_a_launch_that_is_refused_is_one_line_without_a_traceback_or_a_retry(plane, checkout):
+    plane.answer("ask", lambda module, words: 2)
+    done = run_function(plane, checkout, "evaluate", "+a.b='x y'")
+    assert done.code == 1
+    assert done.stderr == "modal_train: preflight found errors (see above); no machine was requested\n"
+    assert "Traceback" not in done.stdout
+    (preflight,) = calls_of(plane)
+    assert "+a.b='x y'" in preflight.args[1]
 
-    def test_named_secrets_that_exist_are_used_and_missing_ones_reported(self, plane, bare):
-        plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
-        plane.secrets.pop("wandb-secret", None)
-        done = run_action(plane, bare, "merge")
-        assert done.code == 0, done.stdout + done.stderr
-        assert [secret.name for secret in stage_of(plane).spec.secrets if secret.name] == [
-            "huggingface-secret"
-        ]
-        (check,) = [call for call in calls_of(plane) if call.function == "ask"]
-        assert "huggingface-secret" in [secret.name for secret in check.spec.secrets]
-        assert stage_of(plane).args[0].secrets == ("huggingface-secret",)
-        assert "no secret wandb-secret (WANDB_API_KEY): metrics are logged offline" in done.stdout
+
+def test_train_with_config_reads_a_run_file_anywhere(plane, checkout, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("compute: a100-40gb")
+    done = run_function(plane, checkout, "train_with_config", "--config-path", str(file))
+    assert done.code == 0, done.stdout + done.stderr
+    assert stage_of(plane).spec.gpu == ("A100-40GB", 1)
+
+
+def test_a_mistake_is_one_line_before_anything_reaches_modal(plane, checkout):
+    before = len(plane.requests)
+    done = run_action(plane, checkout, "challenger", "--model", "qwen3-9b")
+    assert done.code == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "did you mean 'qwen3-8b'?" in line
+    assert "AppCreate" not in plane.requests[before:]
+
+
+def test_errors_of_preflight_end_the_launch_and_no_gpu_is_requested(plane, checkout):
+    plane.answer("ask", lambda module, words: 2)
+    done = run_action(plane, checkout, "challenger")
+    assert done.code == 1
+    assert "preflight found errors" in done.stderr
+    assert [call.function for call in calls_of(plane)] == ["ask"]
+
+
+def test_a_model_that_cannot_be_fetched_ends_the_launch(plane, checkout):
+    plane.answer("ask", lambda module, words: 2 * (words[0] == "fetch-models"))
+    done = run_action(plane, checkout, "challenger")
+    assert done.code == 1
+    assert "a model could not be fetched" in done.stderr
+    preflight, fetched = calls_of(plane)
+    assert fetched.args[1] == ["fetch-models", *preflight.args[1][1:]]
+
+
+def test_a_call_that_modal_ends_is_one_line_of_error(plane, checkout):
+    def time_out(request: Any) -> None:
+        raise FunctionTimeoutError("Task's current input hit its timeout of 86400s")
+
+    plane.answer("gpu_stage", time_out)
+    done = run_action(plane, checkout, "challenger")
+    assert done.code == 1
+    assert "modal_train: Modal: FunctionTimeoutError: Task's current input" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names_of_volumes_that_modal_would_refuse_are_reported_in_one_line(plane, checkout):
+    env = {"EXPERIMENTER": "", "EXPERIMENT_NAME": "wide"}
+    done = plane.modal("run", "modal_train.py", "--action", "merge", cwd=checkout, env=env)
+    assert done.code == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert "EXPERIMENT_NAME=wide without EXPERIMENTER" in line
+
+
+def test_the_gpu_half_of_smoke_waits_for_the_cpu_half(plane, checkout):
+    plane.answer("check_gpu_image", lambda: 1)
+    done = run_action(plane, checkout, "smoke")
+    assert done.code == 1
+    (call,) = calls_of(plane)
+    assert (call.function, call.spec.gpu) == ("check_gpu_image", None)
+    assert call.spec.image.commands[0].startswith("FROM lmsysorg/sglang@sha256:")
+
+
+def test_named_secrets_that_exist_are_used_and_missing_ones_reported(plane, tmp_path):
+    bare = make_checkout(tmp_path, dotenv=False)
+    plane.secrets["huggingface-secret"] = {"HF_TOKEN": "x"}
+    plane.secrets.pop("wandb-secret", None)
+    done = run_action(plane, bare, "merge")
+    assert done.code == 0, done.stdout + done.stderr
+    assert [secret.name for secret in stage_of(plane).spec.secrets if secret.name] == ["huggingface-secret"]
+    (check,) = [call for call in calls_of(plane) if call.function == "ask"]
+    assert "huggingface-secret" in [secret.name for secret in check.spec.secrets]
+    assert stage_of(plane).args[0].secrets == ("huggingface-secret",)
+    assert "no secret wandb-secret (WANDB_API_KEY): metrics are logged offline" in done.stdout

@@ -21,7 +21,7 @@ for name in sorted(set(sys.modules) - before):
 
 
 @pytest.mark.parametrize("app", ["modal_train", "modal_search", "modal_agent"])
-def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_library(app: str) -> None:
+def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_library(app):
     command = [sys.executable, "-c", LIST_NEW_MODULES, app]
     env = {**os.environ, "RETRIEVAL_TOKEN": "of a service", "AGENT_TOKEN": "of another"}
     listed = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)

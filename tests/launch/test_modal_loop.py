@@ -122,7 +122,7 @@ class TestAfterwards:
             for name in ("dr-zero-checkpoints", "dr-zero-corpus", "dr-zero-cache"):
                 assert not files_with(plane.volume(name).committed(), value.encode())
 
-    def test_no_request_has_left_the_machine(self, launched_loop: LaunchedLoop) -> None:
+    def test_no_request_has_left_the_machine(self, launched_loop):
         # Ray asks whether it is on a cloud's machine, by addresses that end on the machine's own link.
         assert set(launched_loop.plane.left_machine) <= {"169.254.169.254", "metadata.google.internal"}
 

@@ -57,7 +57,6 @@ def plane(tmp_path, models):
 
 
 def as_folder(place: Path, texts: dict[str, str], embedder: Path) -> Path:
-    """Plain text files, one a document."""
     (place / "papers").mkdir()
     for number, (title, text) in enumerate(texts.items()):
         (place / "papers" / f"{number:02}.txt").write_text(f"{title}\n\n{text}\n")
@@ -65,7 +64,6 @@ def as_folder(place: Path, texts: dict[str, str], embedder: Path) -> Path:
 
 
 def as_chroma(place: Path, texts: dict[str, str], embedder: Path) -> Path:
-    """A Chroma as other tools leave it, with vectors of the default embedder."""
     vectors = Embedder(EmbedderSpec(str(embedder), "cpu")).encode_passages(list(texts.values()))
     client = chromadb.PersistentClient(str(place / "chromadb"))
     client.create_collection("corpus").add(

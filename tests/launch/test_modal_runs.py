@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from data_order import unbroken_order
-from modal_checkout import make_checkout, run_action, stage_plane, start_action
+from modal_checkout import run_action, stage_plane, start_action
 from modal_plane import ControlPlane
 from modal_plane.client import Done
 from modal_plane.state import Call
@@ -61,13 +61,7 @@ def plane(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    return make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=True)
-
-
-@pytest.fixture(scope="module")
 def uploaded(plane, checkout, speaking_model, tmp_path_factory):
-    """A corpus and a model, uploaded by the launcher."""
     world = tmp_path_factory.mktemp("world")
     write_world(generate_world(0, "run", passages=60), world)
     for words in ([str(world / "corpus.jsonl")], [str(speaking_model), "models/tiny"]):
@@ -77,7 +71,6 @@ def uploaded(plane, checkout, speaking_model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prepared(plane, checkout, uploaded):
-    """Prompts from that corpus."""
     sizes = ["rows=60", "heldout_rows=0", "source=${paths.corpus}/corpus.jsonl"]
     model = ["--model", "demo-policy", "base_model=${paths.corpus}/models/tiny"]
     done = run_action(plane, checkout, "prepare-data", *model, *sizes, seconds=RUN_LIMIT_S)
@@ -86,7 +79,6 @@ def prepared(plane, checkout, uploaded):
 
 @pytest.fixture(scope="module")
 def cut(plane, checkout, prepared):
-    """Two steps, in calls with time for one each. The container is killed while the second is saved."""
     timeout = f"compute.timeout={MARGIN_S + ONE_STEP_S:.0f}"
     words = ["challenger", *TINY, "trainer.total_training_steps=2", timeout]
     client = start_action(plane, checkout, *words)
@@ -104,7 +96,6 @@ def cut(plane, checkout, prepared):
 
 @pytest.fixture(scope="module")
 def out_of_money(plane, checkout, cut):
-    """Two more steps, and money for one of them."""
     spent = sum(usd(call) for call in calls_paid(plane))
     rate = calls_paid(plane)[0]["usd_per_hour"]
     limit = spent + rate * (MARGIN_S + ONE_STEP_S) / 3600
@@ -120,7 +111,6 @@ def parts(plane: ControlPlane) -> list[Call]:
 
 
 def run_folder(plane: ControlPlane) -> Path:
-    """The run as last committed."""
     return plane.volume("dr-zero-checkpoints").committed() / RUN
 
 

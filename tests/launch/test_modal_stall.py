@@ -91,7 +91,6 @@ def plane(tmp_path_factory, gate):
 
 @pytest.fixture(scope="module")
 def client(plane, checkout):
-    """A launch on a rented machine, by its default stall action, while its trainer makes steps."""
     plane.answer("ask", lambda module, words: 0)
     words = ("solver", "--iteration", "1", "--gpu-count", "0", "env=demo", *LIMITS)
     client = start_action(plane, checkout, *words)

@@ -69,7 +69,6 @@ def composed(*overrides: str) -> DictConfig:
 
 @pytest.fixture(scope="module")
 def smoke():
-    """The config of the smoke test's GPU half."""
     request = smoke_request()
     return composed(f"hardware={request.compute.hardware}", *request.command[1:])
 
@@ -282,7 +281,6 @@ def witness(tmp_path: Path, schedulers: tuple[str, ...] = ("_TP0", "_TP1") * 2, 
 
 
 def unproven(needs: Needs, seen: Witness, log: str, steps: Steps) -> dict[str, str]:
-    """The mechanisms that fail, with the reasons."""
     return {each.mechanism: each.why for each in verdicts(needs, seen, log, steps) if each.fails}
 
 
@@ -373,7 +371,6 @@ time.sleep(1000)
 
 @pytest.fixture
 def players(tmp_path):
-    """Processes with the titles of SGLang's and of training ranks, one with flash-attn's library mapped."""
     library = tmp_path / "flash_attn_2_cuda.cpython-312-x86_64-linux-gnu.so"
     library.write_bytes(b"library")
     words = {

@@ -54,7 +54,6 @@ def two_keys(monkeypatch):
 def test_an_endpoint_gets_the_key_that_is_named_for_it_and_is_told_to(
     start_peer, tiny_model, capsys, chosen, key
 ):
-    """Of token ids (evaluate) and of messages (preview, synthesize) alike, and whatever is asked of it."""
     ids = start_peer("/v1/completions", lambda _: STOPS, MODELS)
     config = compose_stage(
         "evaluate", ["hardware=cpu", f"endpoint={ids.url}/v1", f"tokenizer={tiny_model}", *chosen]
@@ -139,8 +138,6 @@ def test_an_endpoints_key_that_cannot_be_sent_or_is_missing_is_one_error_before_
 
 
 def ask(model: ServedModel) -> None:
-    """One request."""
-
     async def complete() -> None:
         try:
             await model.complete([1], max_tokens=1)
@@ -155,7 +152,7 @@ def ask(model: ServedModel) -> None:
 
 @pytest.mark.parametrize("engine", ["sglang", "reference"])
 def test_no_command_line_has_it(monkeypatch, engine):
-    """SGLang's own flag would show it, so our server reads the environment instead."""
+    # SGLang's own flag would show it, so our server reads the environment instead.
     config = resolve(compose_stage("evaluate", ["hardware=8xh100", f"solver.engine={engine}"]))
     plain = solver_spec(config).command
     monkeypatch.setenv(MODEL_KEY, KEY)
@@ -165,7 +162,7 @@ def test_no_command_line_has_it(monkeypatch, engine):
     assert command[3:] == plain[3:]
 
 
-def test_sglangs_arguments_do_not_show_it_and_its_processes_get_it() -> None:
+def test_sglangs_arguments_do_not_show_it_and_its_processes_get_it():
     @dataclasses.dataclass
     class Arguments:
         api_key: str

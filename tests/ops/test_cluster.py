@@ -72,7 +72,6 @@ def cluster():
 
 @pytest.fixture(scope="class")
 def held(cluster, tmp_path_factory):
-    """A job whose ranks wait."""
     folder = tmp_path_factory.mktemp("job")
     running = Child(job(cluster, folder))
     try:
@@ -121,7 +120,7 @@ class TestHeldByAJob:
 
 
 def test_a_killed_node_ends_the_run_by_name_and_leaves_none_of_its_processes(cluster, tmp_path):
-    """The last test: it takes the node of the others."""
+    # The last test: it takes the node of the others.
     killed, seen = cluster.second_id[:8], tmp_path / "seen.json"
     trainer = job(cluster, tmp_path)
     following = follower(cluster.address, seen, tmp_path / "logs" / "nodes.log", {})

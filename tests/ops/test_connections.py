@@ -22,8 +22,6 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 def asked(*pieces: bytes) -> bytes:
-    """All that the server answers before it closes the connection."""
-
     async def talk() -> bytes:
         server = uvicorn.Server(uvicorn.Config(echo, log_level="critical", lifespan="off", http=Connection))
         server.config.port = 0

@@ -23,8 +23,6 @@ def quiet():
 
 
 class Drawn:
-    """A view that keeps everything."""
-
     def __init__(self) -> None:
         self.notices: list[Notice] = []
         self.lines: list[str] = []

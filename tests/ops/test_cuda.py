@@ -36,27 +36,21 @@ def driver_files(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_without_nvidia_smi_the_drivers_own_files_are_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_nvidia_smi_the_drivers_own_files_are_counted(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "")
     files = driver_files(tmp_path / "dev", "nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm")
     assert gpus_here(files) == 2
     assert gpus_here(driver_files(tmp_path / "none")) == 0
 
 
-def test_an_nvidia_smi_that_hangs_keeps_nobody_waiting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_nvidia_smi_that_hangs_keeps_nobody_waiting(tmp_path, monkeypatch):
     put_nvidia_smi(tmp_path, "sleep 1000", monkeypatch)
     began = time.monotonic()
     assert gpus_here(driver_files(tmp_path / "dev", "nvidia0"), limit_s=0.5) == 1
     assert time.monotonic() - began < 60
 
 
-def test_a_start_on_a_gpu_machine_with_the_torch_of_a_cpu_is_an_error_before_anything_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_torch_of_a_cpu_on_a_gpu_machine_is_an_error_before_anything_loads(tmp_path, monkeypatch):
     put_nvidia_smi(tmp_path, "echo 'GPU 0: NVIDIA H100 (UUID: GPU-0)'", monkeypatch)
     config = compose_stage("challenger", ["hardware=single_gpu", "model=smollm2-135m"])
     found = [one for one in preflight(config, "challenger", starting=True).findings if one.key == "CUDA"]
@@ -65,20 +59,19 @@ def test_a_start_on_a_gpu_machine_with_the_torch_of_a_cpu_is_an_error_before_any
     assert "hardware=cpu" in found[0].fix
 
 
-def test_a_process_of_its_own_says_what_torch_sees() -> None:
-    """This environment has a torch without CUDA."""
+def test_a_process_of_its_own_says_what_torch_sees():
+    # This environment has a torch without CUDA.
     sight = look({"CUDA_VISIBLE_DEVICES": "3"})
     assert (sight.cuda, sight.available, sight.visible, sight.devices) == (None, False, "3", ())
     assert sight.torch and sight.fault is None
 
 
-def test_a_machine_without_a_usable_gpu_ends_its_check_with_1() -> None:
+def test_a_machine_without_a_usable_gpu_ends_its_check_with_1():
     done = subprocess.run([sys.executable, "-m", "drzero.ops.resources.cuda"], capture_output=True)
     assert done.returncode == 1 and json.loads(done.stdout)["available"] is False
 
 
-def test_what_was_seen_before_the_driver_hung_is_kept() -> None:
-    """The printed lines are made up, but the hang is real."""
+def test_what_was_seen_before_the_driver_hung_is_kept():
     first = {"torch": "2.11.0", "cuda": "13.0", "available": True, "visible": None, "why": ""}
     lines = [json.dumps(first), json.dumps({"name": "H100", "fault": None})]
     script = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(1000)"
@@ -88,7 +81,7 @@ def test_what_was_seen_before_the_driver_hung_is_kept() -> None:
     assert [one.why for one in judge(sight, 8, 8)] == ["GPU 1 did not answer: it hung: no result after 2 s"]
 
 
-def test_a_product_is_right_on_a_device_that_works_and_a_fault_on_one_that_is_not_there() -> None:
+def test_a_product_is_right_on_a_device_that_works_and_a_fault_on_one_that_is_not_there():
     assert product_fault("cpu") is None
     assert product_fault("meta:0") is not None
 
@@ -108,9 +101,7 @@ def test_a_product_is_right_on_a_device_that_works_and_a_fault_on_one_that_is_no
         ),
     ],
 )
-def test_what_is_wrong_with_the_gpus_of_a_machine_of_eight_is_named(
-    sight: Sight, severity: str, says: str
-) -> None:
+def test_what_is_wrong_with_the_gpus_of_a_machine_of_eight_is_named(sight, severity, says):
     (found,) = judge(sight, 8, 8)
     assert found.severity == severity
     assert says in f"{found.value} {found}"

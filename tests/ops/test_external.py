@@ -1,14 +1,14 @@
 """A service that runs elsewhere: watched and named by a run, never started or ended by it."""
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from conftest import unused_port
+from test_restarts import checked_until, kinds
+from test_services import HEALTHY, python
 
 from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.services.external import ExternalSpec
@@ -20,27 +20,12 @@ from drzero.ops.watchdog.movement import Stall
 from drzero.ops.watchdog.post_mortem import examine
 
 
-class Healthy(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Log nothing."""
-
-
 @contextmanager
 def healthy_at(port: int) -> Iterator[None]:
-    server = ThreadingHTTPServer(("127.0.0.1", port), Healthy)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
+    with subprocess.Popen(python(HEALTHY, port, 200), stdout=subprocess.PIPE) as server:
+        assert server.stdout and server.stdout.readline() == b"serving\n"
         yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        server.kill()
 
 
 def outside(port: int, logs: Path) -> ExternalSpec:
@@ -50,25 +35,12 @@ def outside(port: int, logs: Path) -> ExternalSpec:
     return ExternalSpec(name="retrieval", url=url, liveness=check, logs=logs)
 
 
-def checked_until(group: ServiceGroup, condition: Callable[[], object]) -> None:
-    """Poll the group as a run does, until the condition holds."""
-    ends = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < ends
-        group.check()
-        time.sleep(0.05)
-
-
-def kinds(logs: Path) -> list[str]:
-    return [event["kind"] for event in read_json_lines(logs / EVENTS_FILE)]
-
-
 def test_one_that_stops_answering_is_named_and_the_run_goes_on_until_it_answers_again(tmp_path):
     port = unused_port()
     with ServiceGroup([outside(port, tmp_path)]) as group:
-        checked_until(group, lambda: "silent" in kinds(tmp_path))
+        assert checked_until(group, lambda: "silent" in kinds(tmp_path))
         with healthy_at(port):
-            checked_until(group, lambda: kinds(tmp_path)[-1] == "ready")
+            assert checked_until(group, lambda: kinds(tmp_path)[-1] == "ready")
     events = read_json_lines(tmp_path / EVENTS_FILE)
     assert [event["kind"] for event in events] == ["start", "silent", "ready", "stopped"]
     assert {event["component"] for event in events} == {"retrieval"}
@@ -87,7 +59,7 @@ def test_it_answers_others_after_a_run_has_ended(tmp_path):
 
 def test_a_stall_is_blamed_on_the_one_that_is_silent(tmp_path):
     with ServiceGroup([outside(unused_port(), tmp_path)]) as group:
-        checked_until(group, lambda: group.external[0].state == "silent")
+        assert checked_until(group, lambda: group.external[0].state == "silent")
         facts = service_facts(group.external)
     stall = Stall("phase", "rollout", "nothing has moved in rollout", 90, 60)
     found = diagnose(Situation(phase="rollout", step=1, stall=stall, stacks=[], services=facts), Landmarks())
@@ -99,7 +71,7 @@ def test_a_stall_is_blamed_on_the_one_that_is_silent(tmp_path):
 def test_a_run_that_fails_without_it_has_failed_for_it_and_one_that_finishes_has_not(tmp_path, code, state):
     logs = tmp_path / "logs"
     with ServiceGroup([outside(unused_port(), logs)]) as group:
-        checked_until(group, lambda: "silent" in kinds(logs))
+        assert checked_until(group, lambda: "silent" in kinds(logs))
         group.events.add("exit", "trainer", "ended", code=code)
     death = examine(tmp_path)
     assert death.state == state

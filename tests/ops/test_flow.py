@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.responses import PlainTextResponse
+from search_parts import wait_for
 
 from drzero.ops.flow.monitor import FlowMonitor, FlowTimes, line
 from drzero.ops.flow.snapshot import FlowPoint, Snapshot
@@ -33,7 +35,6 @@ def logged():
 
 @pytest.fixture
 def monitor(tmp_path, logged):
-    """A monitor of one counters file, which logs into `logged`."""
     return FlowMonitor(
         tmp_path / "flow.jsonl",
         [counters_source(tmp_path / "counters.json", 1000.0)],
@@ -114,9 +115,7 @@ def test_the_thread_polls_until_the_end(tmp_path):
     write_counters(tmp_path / "counters.json", now)
     sources = [counters_source(tmp_path / "counters.json", now)]
     with FlowMonitor(tmp_path / "flow.jsonl", sources, {}, FlowTimes(every_s=0.05)) as monitor:
-        deadline = time.monotonic() + 20
-        while monitor.last is None and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_for(lambda: monitor.last is not None, 20)
     assert records(tmp_path)
     assert not monitor.is_alive()
 
@@ -141,12 +140,8 @@ def test_a_poll_that_fails_is_logged_once_and_polling_continues(tmp_path):
 
     log: Callable[[str, str], None] = lambda name, text: logged.append(text)  # noqa: E731
     with FlowMonitor(tmp_path / "flow.jsonl", [source], {}, FlowTimes(every_s=0.05), warn=log) as monitor:
-        deadline = time.monotonic() + 20
-        while monitor.last is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-    assert monitor.last is not None and [text for text in logged if "nonsense" in text] == [
-        "cannot read the flow: ValueError('nonsense')"
-    ]
+        wait_for(lambda: monitor.last is not None, 20)
+    assert [text for text in logged if "nonsense" in text] == ["cannot read the flow: ValueError('nonsense')"]
 
 
 def test_calls_in_flight_are_summed_over_the_workers_with_the_age_of_the_oldest(tmp_path):
@@ -169,25 +164,13 @@ def test_workers_of_an_earlier_start_are_left_out(tmp_path):
     assert workers_source(tmp_path, ("search",), 1500.0, {})(1600.0) is None
 
 
-def test_a_services_queue_is_read_from_its_metrics(start_server):
-    url = start_server(
-        '# HELP q x\nq_depth 4\nq_done_total{a="1"} 10\nq_done_total{a="2"} 5\nq_refused_total 2\n'
-    )
+def test_a_services_queue_is_read_from_its_metrics(start_peer):
+    page = '# HELP q x\nq_depth 4\nq_done_total{a="1"} 10\nq_done_total{a="2"} 5\nq_refused_total 2\n'
+    peer = start_peer("/post", lambda body: body, {"/metrics": PlainTextResponse(page)})
     metrics = QueueMetrics(depth="q_depth", out="q_done_total", dropped="q_refused_total")
-    taken = service_source("queue", url, metrics)(50.0)
+    taken = service_source("queue", f"{peer.url}/metrics", metrics)(50.0)
     assert taken is not None
     assert taken.points["queue"] == FlowPoint(depth=4, came=21, out=15, dropped=2, at=50.0)
-
-
-@pytest.fixture
-def start_server(start_peer):
-    from fastapi.responses import PlainTextResponse
-
-    def start(text: str) -> str:
-        peer = start_peer("/post", lambda body: body, {"/metrics": PlainTextResponse(text)})
-        return f"{peer.url}/metrics"
-
-    return start
 
 
 def test_a_service_that_does_not_answer_is_ignored():

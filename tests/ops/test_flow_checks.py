@@ -39,8 +39,6 @@ def waits(since_s: float = 100, have: float = 3, want: float = 8) -> Waiting:
 
 @dataclass(frozen=True)
 class Found:
-    """A stall or a symptom."""
-
     name: str
     point: str
     text: str
@@ -164,7 +162,6 @@ def test_a_limit_set_for_the_phase_holds_for_what_the_trainer_waits_for():
 
 
 def test_a_trainer_that_is_busy_in_a_phase_has_the_limit_of_that_phase():
-    """The first update may compile for minutes while an asynchronous buffer waits."""
     series = still(280, buffer=point(20, role="queue"))
     assert found_in(*series, phase="update", phase_limit_s=300) == []
     assert named(
@@ -173,7 +170,6 @@ def test_a_trainer_that_is_busy_in_a_phase_has_the_limit_of_that_phase():
 
 
 def test_the_far_end_is_behind_every_point_that_waits_on_it():
-    """Two ways lead to the search: neither of the points before it is the end."""
     waits_on = {"prompts": ("rollout", "reward"), "rollout": ("search",), "reward": ("search",)}
     points = {"rollout": point(1, oldest_age_s=5), "reward": point(1, oldest_age_s=90), "search": point(1)}
     assert far_end(points, waits_on, "prompts") == "search"
@@ -225,7 +221,6 @@ def test_a_buffer_that_waits_for_more_is_no_undrained_queue():
 
 
 def test_a_long_update_between_two_batches_is_usual_after_the_first():
-    """An asynchronous buffer fills while the trainer works, for as long as a step takes."""
     first = [snapshot(20.0 * n, buffer=point(20, role="queue")) for n in range(3)]
     second = [snapshot(60 + 20.0 * n, buffer=point(20, out=18, role="queue")) for n in range(4)]
     assert found_in(*first, *second) == []

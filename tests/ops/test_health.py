@@ -4,11 +4,11 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 from conftest import unused_port
+from fastapi.responses import PlainTextResponse
 
 from drzero.ops.services import health
 from drzero.ops.services.health import CpuTime, HealthCheck, HealthMonitor, ask, read_counters
@@ -37,28 +37,6 @@ def service(monkeypatch):
     monkeypatch.setattr(health, "read_counters", lambda url: dict(made.counters))
     monkeypatch.setattr(health.time, "monotonic", lambda: made.now)
     yield made
-
-
-@pytest.fixture
-def start_page():
-    """Serve one page, with a status."""
-    servers = []
-
-    def start(status: int, page: bytes) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(status)
-                self.end_headers()
-                self.wfile.write(page)
-
-        servers.append(HTTPServer(("127.0.0.1", 0), Handler))
-        threading.Thread(target=servers[-1].serve_forever, daemon=True).start()
-        return f"http://127.0.0.1:{servers[-1].server_port}/metrics"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
 
 
 def monitor(service: Service, **settings: Any) -> HealthMonitor:
@@ -182,7 +160,9 @@ def test_a_server_that_sends_nothing_or_a_byte_now_and_then_is_not_waited_for(sa
         assert ask(HealthCheck(url=url, timeout_s=0.5)) == "no answer within 0.5 s"
 
 
-def test_counters_are_summed_over_their_labels_and_a_missing_page_has_none(start_page):
-    page = b'# HELP a\na{b="1"} 2.0\na{b="2"} 3\nc 1e3\nnonsense\n'
-    assert read_counters(start_page(200, page)) == {"a": 5.0, "c": 1000.0}
-    assert read_counters(start_page(404, b"a 1\n")) == {}
+def test_counters_are_summed_over_their_labels_and_a_missing_page_has_none(start_peer):
+    page = PlainTextResponse('# HELP a\na{b="1"} 2.0\na{b="2"} 3\nc 1e3\nnonsense\n')
+    missing = PlainTextResponse("a 1\n", status_code=404)
+    peer = start_peer("/", lambda body: body, {"/metrics": page, "/missing": missing})
+    assert read_counters(f"{peer.url}/metrics") == {"a": 5.0, "c": 1000.0}
+    assert read_counters(f"{peer.url}/missing") == {}

@@ -20,7 +20,6 @@ with HeldLock(Path(sys.argv[1])):
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that holds the lock `tmp_path/lock`."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path / "lock")],
         stdin=subprocess.PIPE,

@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
-from stopped_terminal import stopped_terminal
+from terminal import stopped_terminal
 
 from drzero.ops import console as ops_console
 from drzero.ops.console import say
@@ -16,7 +16,6 @@ from drzero.ops.process.logs import LogTee, looks_like_error
 
 @pytest.fixture(autouse=True)
 def console(monkeypatch):
-    """One that has left nothing out yet."""
     monkeypatch.setattr(ops_console, "_console", ops_console._Console())
 
 

@@ -121,7 +121,6 @@ pathlib.Path({str(tmp_path / "seen.json")!r}).write_text({seen({HEAD: True, SECO
 
 
 def test_an_address_at_which_nothing_listens_is_a_head_that_does_not_answer(tmp_path):
-    """The real follower."""
     command = follower("127.0.0.1:1", tmp_path / "seen.json", tmp_path / "nodes.log", {})
     with (
         NodeWatch("127.0.0.1:1", 2, command, tmp_path / "seen.json") as nodes,
@@ -160,10 +159,13 @@ def test_a_run_whose_node_is_lost_ends_at_once_with_all_of_its_processes(tmp_pat
         supervise(tmp_path, losing(tmp_path), nodes)
     assert raised.value.exit_code == 1
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    death = examine(tmp_path)
+    assert (death.state, death.culprit) == ("failed", "node 10.0.0.2 (gpu, 22222222)")
+    assert "rerun to resume" in death.advice
 
 
 def test_a_trainer_that_fails_because_of_a_lost_node_is_not_blamed(tmp_path, nodes, see):
-    """Its connections break sooner than Ray calls the node lost."""
+    # Its connections break sooner than Ray calls the node lost.
     see({HEAD: True, SECOND: True})
     nodes.check()
     ended = python("trainer", "raise SystemExit(1)", tmp_path)
@@ -180,14 +182,3 @@ def test_a_trainer_that_fails_by_itself_is_blamed(tmp_path, nodes, see, monkeypa
     nodes.check()
     with pytest.raises(ChildFailed):
         supervise(tmp_path, python("trainer", "raise SystemExit(1)", tmp_path), nodes)
-
-
-def test_the_post_mortem_names_the_node(tmp_path, nodes, see):
-    see({HEAD: True, SECOND: True})
-    nodes.check()
-    with pytest.raises(NodeLost):
-        supervise(tmp_path, losing(tmp_path), nodes)
-    death = examine(tmp_path)
-    assert death.state == "failed"
-    assert death.culprit == "node 10.0.0.2 (gpu, 22222222)"
-    assert "rerun to resume" in death.advice

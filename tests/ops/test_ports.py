@@ -70,7 +70,7 @@ def test_a_reserved_port_is_refused_to_other_runs_until_its_holder_ends():
 
 
 def test_a_port_reserved_here_is_given_again_only_where_it_is_asked_for(monkeypatch):
-    """Else two services that start together would get one port, as neither has bound it yet."""
+    # Else two services that start together would get one port, as neither has bound it yet.
     ours, other = reserve_port(None), free_port(None)
     found = iter([ours, ours, other])
     monkeypatch.setattr(

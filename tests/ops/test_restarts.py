@@ -11,9 +11,9 @@ from textwrap import dedent
 import psutil
 import pytest
 from test_services import HEALTHY, eventually, python
+from test_services import service as plain_service
 
 from drzero.ops.process.child import Command
-from drzero.ops.process.ports import free_port
 from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import ServiceDied, ServiceGroup, ServiceHung, ServiceNotReady, ServiceSpec
@@ -23,17 +23,9 @@ QUICK = {"every_s": 0.2, "timeout_s": 0.5, "silent_s": 1.0}
 
 
 def service(folder: Path, restarts: int, code: str = HEALTHY) -> ServiceSpec:
-    port = free_port(None)
-    url = f"http://127.0.0.1:{port}/health"
-    return ServiceSpec(
-        name="retrieval",
-        command=python(code, port, 200),
-        log_path=folder / "logs" / "retrieval.log",
-        health_url=url,
-        liveness=HealthCheck(url=url, **QUICK),  # type: ignore[arg-type]
-        startup_budget_s=30,
-        restarts=restarts,
-    )
+    spec = plain_service(folder / "logs", "retrieval", code)
+    liveness = HealthCheck(url=spec.health_url, **QUICK)  # type: ignore[arg-type]
+    return replace(spec, liveness=liveness, restarts=restarts)
 
 
 def server(group: ServiceGroup) -> psutil.Process:
@@ -48,8 +40,8 @@ def checked_until(group: ServiceGroup, condition: Callable[[], object]) -> bool:
     return eventually(poll)
 
 
-def kinds(folder: Path) -> list[str]:
-    return [event["kind"] for event in read_json_lines(folder / "logs" / EVENTS_FILE)]
+def kinds(logs: Path) -> list[str]:
+    return [event["kind"] for event in read_json_lines(logs / EVENTS_FILE)]
 
 
 def test_a_crashed_service_is_started_again_on_its_port_as_often_as_allowed(tmp_path):
@@ -58,7 +50,7 @@ def test_a_crashed_service_is_started_again_on_its_port_as_often_as_allowed(tmp_
         server(group).kill()
         assert checked_until(group, lambda: group.services[0] is not first and group.services[0].ready_at)
         assert group.services[0].probe() is None
-        assert kinds(tmp_path) == ["start", "ready", "crash", "restart", "ready"]
+        assert kinds(tmp_path / "logs") == ["start", "ready", "crash", "restart", "ready"]
         server(group).kill()
         with pytest.raises(ServiceDied, match=r"died: killed by SIGKILL.*\(after 1 restarts\)"):
             checked_until(group, lambda: False)
@@ -68,7 +60,7 @@ def test_a_service_that_never_came_up_is_not_started_again(tmp_path):
     broken = service(tmp_path, restarts=3, code="raise SystemExit(3)")
     with pytest.raises(ServiceDied, match="exit code 3"), ServiceGroup([broken]):
         pass
-    assert "restart" not in kinds(tmp_path)
+    assert "restart" not in kinds(tmp_path / "logs")
 
 
 def test_a_service_that_crashes_while_another_is_still_waited_for_is_started_again(tmp_path):
@@ -94,7 +86,7 @@ def test_a_service_that_does_not_come_up_in_time_is_written_down(tmp_path):
     never = replace(service(tmp_path, restarts=3, code="import time; time.sleep(60)"), startup_budget_s=1)
     with pytest.raises(ServiceNotReady, match="was not healthy within 1 s"), ServiceGroup([never]):
         pass
-    assert kinds(tmp_path) == ["start", "hung", "stopped"]
+    assert kinds(tmp_path / "logs") == ["start", "hung", "stopped"]
 
 
 def test_a_stopped_service_is_hung_and_ends_the_run_where_no_restart_is_allowed(tmp_path):
@@ -114,7 +106,7 @@ def test_a_stopped_service_is_ended_and_started_again_where_its_policy_allows_it
         stopped.send_signal(signal.SIGSTOP)
         assert checked_until(group, lambda: group.services[0] is not first and group.services[0].ready_at)
         assert not stopped.is_running()
-    assert kinds(tmp_path) == ["start", "ready", "hung", "restart", "ready", "stopped"]
+    assert kinds(tmp_path / "logs") == ["start", "ready", "hung", "restart", "ready", "stopped"]
 
 
 def test_the_run_goes_on_while_a_service_is_started_again(tmp_path):

@@ -170,29 +170,6 @@ def test_a_command_may_end_in_order_within_its_grace(tmp_path):
     assert (child.poll(), list(child.tail)) == (0, ["up", "saved"])
 
 
-def test_no_orphan_is_left_when_the_supervisor_is_killed(tmp_path):
-    supervisor = """
-        import sys, time
-        from pathlib import Path
-        from drzero.ops.process.child import Child, Command
-        folder = Path(sys.argv[1])
-        Child(Command(name="main", command=tuple(sys.argv[2:]), log_path=folder / "log"), grace_s=0.5)
-        time.sleep(300)
-    """
-    inner = python(
-        ESCAPED + f"pathlib.Path({str(tmp_path / 'own')!r}).write_text(str(os.getpid()))\ntime.sleep(300)"
-    )
-    process = subprocess.Popen(
-        python(supervisor, tmp_path, *inner, tmp_path / "escaped"),
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        stdout=subprocess.DEVNULL,
-    )
-    own, escaped = written_pid(tmp_path / "own"), written_pid(tmp_path / "escaped")
-    process.kill()
-    process.wait()
-    assert eventually(lambda: gone(own) and gone(escaped))
-
-
 def test_a_supervised_command_that_succeeds_returns_zero_and_leaves_no_daemon(tmp_path):
     with ServiceGroup([]) as services:
         assert run_supervised(command(tmp_path, ESCAPED, tmp_path / "pid"), services, grace_s=0.5) == 0
@@ -280,8 +257,13 @@ def test_a_command_that_fails_because_its_service_died_does_not_take_the_blame(t
             run_supervised(main, services)
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 1)])
-def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown(tmp_path, signum, code):
+@pytest.mark.parametrize(
+    ("signum", "code", "in_order"),
+    [(signal.SIGTERM, 143, True), (signal.SIGINT, 1, True), (signal.SIGKILL, -9, False)],
+)
+def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown_or_leaves_no_orphan(
+    tmp_path, signum, code, in_order
+):
     spec = service(tmp_path, "retrieval")
     supervisor = """
         import signal, sys, time
@@ -301,17 +283,19 @@ def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown(tmp_path, signu
         except KeyboardInterrupt:
             sys.exit(1)
     """
-    main = python(ESCAPED + "time.sleep(300)", tmp_path / "pid")
+    own = f"pathlib.Path({str(tmp_path / 'own')!r}).write_text(str(os.getpid()))\n"
+    main = python(ESCAPED + own + "time.sleep(300)", tmp_path / "pid")
     process = subprocess.Popen(
         python(supervisor, tmp_path, spec.health_url, len(spec.command), *spec.command, *main),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         text=True,
     )
-    pid = written_pid(tmp_path / "pid")
+    pids = [written_pid(tmp_path / name) for name in ("own", "pid")]
     process.send_signal(signum)
     printed = process.communicate()[0]
-    assert (process.returncode, gone(pid), "[retrieval] stopped" in printed) == (code, True, True)
+    assert (process.returncode, "[retrieval] stopped" in printed) == (code, in_order)
+    assert all(map(gone, pids)) if in_order else eventually(lambda: all(map(gone, pids)))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from drzero.ops.text import counted, did_you_mean, is_loopback, is_number, nearest, suggest
 
 
-def test_the_closest_names_come_first() -> None:
+def test_the_closest_names_come_first():
     assert nearest("solvr", ["challenger", "solver", "resolver"], n=2) == ["solver", "resolver"]
 
 
@@ -23,11 +23,11 @@ def test_the_closest_names_come_first() -> None:
         (0.5, "GPU", "0.5 GPUs"),
     ],
 )
-def test_a_number_has_its_noun(number: float, noun: str, shown: str) -> None:
+def test_a_number_has_its_noun(number, noun, shown):
     assert counted(number, noun) == shown
 
 
-def test_an_unknown_name_gets_a_question_only_if_one_looks_like_it() -> None:
+def test_an_unknown_name_gets_a_question_only_if_one_looks_like_it():
     assert did_you_mean("solvr", iter(["challenger", "solver"])) == " (did you mean 'solver'?)"
     assert did_you_mean("xyz", ["challenger"]) == ""
     assert suggest(["a", "b", "a"]) == " (did you mean 'a' or 'b'?)"
@@ -51,7 +51,7 @@ def test_an_unknown_name_gets_a_question_only_if_one_looks_like_it() -> None:
         ("http://[", False),
     ],
 )
-def test_only_loopback_addresses_are_this_machine(address: str, expected: bool) -> None:
+def test_only_loopback_addresses_are_this_machine(address, expected):
     assert is_loopback(address) is expected
 
 
@@ -67,5 +67,5 @@ def test_only_loopback_addresses_are_this_machine(address: str, expected: bool) 
         ("1", False),
     ],
 )
-def test_a_number_is_finite(value: object, expected: bool) -> None:
+def test_a_number_is_finite(value, expected):
     assert is_number(value) is expected

@@ -12,7 +12,6 @@ from drzero.ops.process.tree import descendants
 
 @pytest.fixture
 def crowd():
-    """Two processes that want the same CPU, and one that wants none."""
     cpu = min(os.sched_getaffinity(0))
     busy = f"import os\nos.sched_setaffinity(0, {{{cpu}}})\nwhile True: pass"
     codes = (busy, busy, "import time; time.sleep(300)")

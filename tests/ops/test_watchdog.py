@@ -127,7 +127,7 @@ def test_a_repeated_line_is_not_new(tmp_path):
 
 @pytest.fixture
 def watchdog(tmp_path):
-    """One that polls only when the test does, on a run in the first step's save."""
+    # One that polls only when the test does, on a run in the first step's save.
     (tmp_path / "logs").mkdir()
     plan = WatchPlan(
         folder=tmp_path,
@@ -197,7 +197,6 @@ def test_at_a_stall_the_ranks_are_asked_for_their_collectives_which_are_kept(tmp
 
 
 def test_a_flow_that_stands_still_is_reported_once_though_the_phase_has_patience_left(tmp_path, watchdog):
-    """Either trigger gives one event and one page. The second changes nothing while the stall lasts."""
     began = time.time()
     beats(tmp_path / "heartbeats.jsonl", (began, 1, "rollout"))
     flow: list[Snapshot] = []
@@ -237,13 +236,12 @@ def test_a_workers_file_shows_what_is_done_failed_and_open(tmp_path):
         raise ValueError("no")
     progress.poll("token", lambda: 17)
     with progress.waiting("search", limit_s=60):
-        deadline = time.monotonic() + 20
-        while time.monotonic() < deadline:
-            workers = read_workers(tmp_path, time.time())
-            if workers and workers[0].calls and "token" in workers[0].done:
-                break
-            time.sleep(0.05)
-    [worker] = workers
+
+        def whole():
+            return [w for w in read_workers(tmp_path, time.time()) if w.calls and "token" in w.done]
+
+        wait_for(whole, 20)
+        [worker] = whole()
     assert (worker.done, worker.failed) == ({"search": 1, "token": 17}, {"completion": 1})
     [call] = worker.calls
     assert (call.kind, call.limit_s, call.pid) == ("search", 60, os.getpid())
@@ -261,15 +259,13 @@ def test_a_blocked_event_loop_shows_in_the_file(tmp_path):
     """
     environment = {**os.environ, "DRZERO_PROGRESS_DIR": str(tmp_path)}
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], env=environment)
+
+    def is_silent():
+        found = read_workers(tmp_path, time.time(), [process.pid])
+        return any(worker.loop_silent_s and worker.loop_silent_s >= 2 for worker in found)
+
     try:
-        deadline = time.monotonic() + 30
-        silent = 0.0
-        while silent < 2 and time.monotonic() < deadline:
-            time.sleep(0.2)
-            silent = max(
-                (w.loop_silent_s or 0 for w in read_workers(tmp_path, time.time(), [process.pid])), default=0
-            )
-        assert silent >= 2
+        wait_for(is_silent, 30)
     finally:
         process.kill()
         process.wait()
@@ -297,7 +293,6 @@ def test_a_half_written_file_is_left_out(tmp_path):
 
 @pytest.fixture
 def sleeper():
-    """A Python process that stands in a known place."""
     code = "import time\ndef stand_here():\n    print('up', flush=True); time.sleep(600)\nstand_here()"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     assert process.stdout and process.stdout.readline() == b"up\n"

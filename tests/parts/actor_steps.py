@@ -84,7 +84,6 @@ def training_row(ids_T: torch.Tensor, mask_R: torch.Tensor, log_probs_R: torch.T
 
 
 def actor_config(model: Path) -> dict[str, Any]:
-    """The challenger's actor on a CPU, with plain gradient steps."""
     config = compose_plain("challenger", ["hardware=cpu", f"base_model={model}"])
     resolved = resolve(config).actor_rollout_ref
     changes = {

@@ -37,15 +37,11 @@ ANSWERS = {
 
 
 class Service(NamedTuple):
-    """A running service."""
-
     url: str
     desk: Desk
 
 
 class Later(JSONResponse):
-    """A model's answer that takes a second."""
-
     async def __call__(self, *arguments: Any) -> None:
         await asyncio.sleep(1)
         await super().__call__(*arguments)

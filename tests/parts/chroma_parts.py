@@ -28,13 +28,11 @@ NAME = "wiki"
 
 
 def unit_vectors(seed: int, count: int, dimension: int = DIMENSION) -> np.ndarray:
-    """Random unit vectors (count, dimension)."""
     vectors = np.random.default_rng(seed).normal(size=(count, dimension)).astype(np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def collection_info(version: str, count: int) -> CollectionInfo:
-    """Metadata as `search.index` writes it."""
     return CollectionInfo(
         embedder="made/up",
         revision="1",
@@ -115,7 +113,6 @@ def written_target(target: Collection | FaissFolder, texts: Sequence[str], vecto
 
 
 def text_of(number: int, seed: int = 0) -> str:
-    """The text of a document."""
     return f"text {number} of {seed}"
 
 
@@ -129,7 +126,6 @@ class ChromaServer:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it and wait until it answers."""
         command = [str(Path(sys.executable).with_name("chroma")), "run", "--path", str(self.folder)]
         self._process = subprocess.Popen(
             [*command, "--host", "127.0.0.1", "--port", str(self.port)],
@@ -154,14 +150,12 @@ class ChromaServer:
             self._process = None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal."""
         assert self._process is not None
         self._process.send_signal(number)
 
 
 @contextmanager
 def chroma_server(folder: Path, port: int) -> Iterator[ChromaServer]:
-    """Yield a running Chroma server, and stop it afterwards."""
     server = ChromaServer(folder, port)
     server.start()
     try:

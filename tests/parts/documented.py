@@ -29,8 +29,6 @@ EXPERIMENTER=alice EXPERIMENT_NAME=v1 modal run modal_train.py::train --config-p
 
 @dataclass(frozen=True)
 class Line:
-    """One command line."""
-
     text: str
     words: tuple[str, ...]
     """From `modal` or `drzero` on."""

@@ -12,7 +12,6 @@ DIMENSION = 16
 
 
 def unit_vectors(seed: int, count: int, dimension: int = DIMENSION) -> np.ndarray:
-    """Random unit vectors (count, dimension)."""
     vectors = np.random.default_rng(seed).normal(size=(count, dimension)).astype(np.float32)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
@@ -30,7 +29,6 @@ def write_corpus(path: Path, contents: Sequence[str]) -> Path:
 
 
 def made(kind: str, vectors: np.ndarray) -> Any:
-    """A FAISS index as others build them."""
     dimension = vectors.shape[1]
     index: Any
     if kind == "flat":

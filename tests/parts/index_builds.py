@@ -18,7 +18,6 @@ PROCESSES.set_forkserver_preload(["search.indexing.shards", "sentence_transforme
 
 
 def killed(run: Callable[..., None], *arguments: Any) -> None:
-    """Run a function in a process that has to end by SIGKILL."""
     process = PROCESSES.Process(target=run, args=arguments)
     process.start()
     process.join(timeout=240)
@@ -39,7 +38,6 @@ def record_encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def collection_contents(place: Any, name: str = "wiki") -> tuple[Any, dict[str, Any]]:
-    """The info of a collection, and its records by id."""
     with open_collection(ChromaPlace.parse(place), name) as store:
         found = store.collection.get(include=["documents", "metadatas", "embeddings"])
         rows = zip(found["ids"], found["documents"], found["metadatas"], found["embeddings"], strict=True)

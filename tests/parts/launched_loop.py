@@ -42,7 +42,6 @@ class LaunchedLoop:
 
     @property
     def committed(self) -> Path:
-        """The last committed state of the checkpoints volume."""
         return self.plane.volume(CHECKPOINTS).committed()
 
     @property
@@ -52,7 +51,6 @@ class LaunchedLoop:
 
     @cached_property
     def arguments(self) -> list[str]:
-        """The overrides to run the same loop here."""
         from chaos import small_loop
 
         corpus = self.plane.volume(CORPUS).folder

@@ -25,7 +25,6 @@ def prompt(
 
 
 def last_turn(question: str = "On which river does Drosken lie?", answer: str = "Galmir") -> str:
-    """The text of a last turn."""
     return f"<think>I can ask for that.</think>\n<question>{question}</question>\n<answer>{answer}</answer>"
 
 

@@ -85,13 +85,11 @@ def episode_row(step: int, number: int = 0, *, success: bool = False) -> dict[st
 
 
 def lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
-    """Write JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
 
 
 def event(seconds: float, kind: str, component: str, text: str = "", **more: Any) -> dict[str, Any]:
-    """An event, so many seconds after the start."""
     return {"time": STARTED + seconds, "kind": kind, "component": component, "text": text, **more}
 
 

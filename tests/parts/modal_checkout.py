@@ -54,15 +54,12 @@ def start_action(plane: ControlPlane, checkout: Path, *words: str, detach: bool 
 
 
 def run_action(plane: ControlPlane, checkout: Path, *words: str, seconds: float = 300) -> Done:
-    """Run it to its end."""
     return start_action(plane, checkout, *words).wait(seconds)
 
 
 def start_function(plane: ControlPlane, checkout: Path, function: str, *words: str) -> Client:
-    """Start `modal run modal_train.py::FUNCTION …`."""
     return plane.start("run", f"modal_train.py::{function}", *words, cwd=checkout, env=SHARED)
 
 
 def run_function(plane: ControlPlane, checkout: Path, function: str, *words: str) -> Done:
-    """Run it to its end."""
     return start_function(plane, checkout, function, *words).wait(300)

@@ -65,7 +65,6 @@ class World:
         return self.checkpoints / f"questions_{form}" / f"{name}.parquet"
 
     def export(self, model: str) -> Path:
-        """What a trained model of this name was exported to."""
         return self.checkpoints / f"{model.removesuffix('-instruct')}_hf"
 
     def places(self, stage: str, groups: list[str], form: str) -> list[str]:
@@ -171,6 +170,5 @@ def write_prompts(path: Path, rows: list[dict[str, Any]], form: str, count: int 
 
 
 def solver_question(index: int, split: str, form: str) -> dict[str, Any]:
-    """A solver's row, worded in the given form."""
     row = solver_row(index, split, "Vell")
     return {**row, "prompt": solver_messages(row["extra_info"]["question"], form, 5)}

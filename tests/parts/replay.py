@@ -84,7 +84,6 @@ sys.exit(3)
 
 
 def run_replay(arguments: Sequence[str]) -> None:
-    """Replay by the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("seconds", type=float)

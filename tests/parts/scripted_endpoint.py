@@ -28,7 +28,6 @@ REGIONS = ("Tesk", "Orlund", "Kelm", "Vashti", "Nirrow", "Quend")
 
 
 def write_towns(folder: Path) -> Path:
-    """Write the corpus as JSON lines."""
     records = [
         {"id": town, "title": town, "text": f"{town} is a town of weavers that lies on the river {river}."}
         for town, river in zip(TOWNS, RIVERS, strict=True)
@@ -39,6 +38,13 @@ def write_towns(folder: Path) -> Path:
     path = folder / "towns.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
+
+
+def agent_words(endpoint: str, checkpoints: Path) -> list[str]:
+    """The overrides of an agent that is played here and searches an index of the towns."""
+    model = [f"endpoint={endpoint}", f"endpoint_model={MODEL}", "api=chat"]
+    index = ["chroma.collection=wiki", "retrieval.embedder=packaged-minilm"]
+    return [*model, *index, f"paths.checkpoints={checkpoints}", "hardware=cpu"]
 
 
 @dataclass
@@ -61,7 +67,6 @@ class Endpoint:
 
 @contextmanager
 def scripted_endpoint(**misbehaviour: Any) -> Iterator[Endpoint]:
-    """Run the endpoint in a thread."""
     listener = socket.create_server(("127.0.0.1", 0))
     endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", **misbehaviour)
     app = FastAPI()

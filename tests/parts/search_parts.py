@@ -85,36 +85,29 @@ class Server:
         )
 
     def wait_healthy(self) -> None:
-        """Return when a canary query has been answered."""
         wait_for(self.is_healthy, START_S, or_else=self.is_over)
 
     def is_over(self) -> bool:
-        """Whether its process has exited."""
         return self.process.poll() is not None
 
     def is_healthy(self) -> bool:
-        """Check health once."""
         try:
             return httpx.get(f"{self.url}/health", trust_env=False, timeout=10).status_code == 200
         except httpx.TransportError:
             return False
 
     def encoders(self) -> list[psutil.Process]:
-        """Its encoder processes."""
         return psutil.Process(self.process.pid).children()
 
     def end(self) -> tuple[int, str]:
-        """Send SIGTERM, and return exit code and stderr."""
         self.process.terminate()
         return self.ended(30)
 
     def ended(self, limit_s: float) -> tuple[int, str]:
-        """Wait for its exit, and return exit code and stderr."""
         return self.process.wait(timeout=limit_s), self.errors
 
     @property
     def errors(self) -> str:
-        """Its stderr so far."""
         return os.pread(self._errors.fileno(), 1 << 24, 0).decode()
 
 
@@ -133,7 +126,6 @@ def serving_with_token(chroma: Path, token: str) -> Iterator[str]:
 
 @contextmanager
 def serving(chroma: Path | str, *more: str) -> Iterator[Server]:
-    """Yield a healthy server, and stop it afterwards if it still runs."""
     server = Server(chroma, *more)
     try:
         server.wait_healthy()
@@ -155,7 +147,6 @@ def wait_for(
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether a process exists and is no zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -180,6 +171,5 @@ class NearEncoders:
         self.batches: list[list[str]] = []
 
     async def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """Encode as queries."""
         self.batches.append(list(texts))
         return await asyncio.to_thread(self._embedder.encode_queries, texts)

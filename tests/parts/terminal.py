@@ -43,12 +43,10 @@ class Terminal:
 
     @property
     def display(self) -> str:
-        """The text on the screen."""
         return "\n".join(line.rstrip() for line in self.screen.display).rstrip()
 
     @property
     def scrolled(self) -> str:
-        """The text above the screen and on it."""
         history = [
             "".join(line[column].data for column in range(self.screen.columns)).rstrip()
             for line in self.screen.history.top
@@ -56,7 +54,6 @@ class Terminal:
         return "\n".join([*history, self.display])
 
     def read_until(self, seen: Callable[[], bool]) -> None:
-        """Draw until the condition holds."""
         deadline = time.monotonic() + PATIENCE_S
         while not seen():
             assert time.monotonic() < deadline, self.display
@@ -81,16 +78,13 @@ class Terminal:
         return False
 
     def press(self, key: bytes) -> None:
-        """Send a key, such as Ctrl-C."""
         os.write(self._master, key)
 
     def resize(self, columns: int, lines: int) -> None:
-        """Change the size, like a window's."""
         self.screen.resize(lines, columns)
         self._set_size(self._master, columns, lines)
 
     def close(self) -> None:
-        """End the command if it still runs."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -116,6 +110,17 @@ def terminal_as_stdout() -> Iterator[Callable[[], str]]:
             return data.decode()
 
         yield text
+
+
+@contextmanager
+def stopped_terminal() -> Iterator[tuple[int, int]]:
+    """Stdout is a terminal that somebody has stopped with Ctrl-S: what they see, and where it is stopped."""
+    seen, terminal = os.openpty()
+    tty.setraw(terminal)
+    termios.tcflow(terminal, termios.TCOOFF)
+    with open(seen, "rb"), open(terminal, "w") as stdout, redirect_stdout(stdout):
+        yield seen, terminal
+        termios.tcflow(terminal, termios.TCOON)
 
 
 def _own_terminal(terminal: int) -> None:

@@ -79,7 +79,6 @@ def _new_model(tokenizer: Any, seed: int, **config: Any) -> LlamaForCausalLM:
 
 
 def _conversations(rng: random.Random, count: int = 320) -> list[list[dict[str, str]]]:
-    """Prompts as in a run, each with a random continuation."""
     passages = [f"{p.title}\n{p.text}" for p in generate_world(1, "warmstart", passages=60).passages.values()]
     conversations = []
     for _ in range(count):

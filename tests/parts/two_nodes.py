@@ -25,18 +25,15 @@ class TwoNodes:
         self.start_second()
 
     def start_second(self) -> None:
-        """Start the second node, also after it was killed."""
         self._second: Any = self.ray.add_node(**_EACH)
         self.second_id: str = self._second.node_id
 
     def kill_second(self) -> None:
-        """End every process of the second node."""
         self.ray.remove_node(self._second, allow_graceful=False)
 
 
 @contextmanager
 def two_nodes() -> Iterator[TwoNodes]:
-    """Start both nodes, and end them."""
     cluster = TwoNodes()
     try:
         yield cluster

@@ -18,7 +18,6 @@ class Watch:
     """SGLang's schedulers and training ranks, each with the path of its recorder's pipe."""
 
     def poll(self, root: psutil.Process) -> None:
-        """Add the present processes."""
         commands: dict[int, str] = {}
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.Error):
@@ -34,7 +33,6 @@ class Watch:
                 self.listeners[connection.laddr.ip, connection.laddr.port] = commands[connection.pid]
 
     def alive(self) -> list[str]:
-        """The command lines of processes that still run."""
         left = []
         for (pid, started), command in self.processes.items():
             with suppress(psutil.Error):

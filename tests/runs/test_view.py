@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 import replay
 from omegaconf import OmegaConf
-from stopped_terminal import stopped_terminal
-from terminal import Terminal
+from terminal import Terminal, stopped_terminal
 
 from bench.console_picture import draw
 from drzero.cli import main

@@ -42,7 +42,6 @@ def python(folder: Path, modules: dict[str, str]) -> Path:
 
 @pytest.fixture
 def index(tmp_path):
-    """A package index on loopback with one wheel, uv's."""
     wheel = f"uv-{(version := pinned('uv'))}-py3-none-manylinux_2_17_{os.uname().machine}.whl"
     folder = tmp_path / "served" / "uv"
     folder.mkdir(parents=True)

@@ -30,7 +30,7 @@ from starlette.requests import ClientDisconnect
 from transformers import PreTrainedTokenizerBase
 
 from drzero.ops.bearer import MODEL_KEY, bearer_headers
-from drzero.ops.connections import Connection
+from drzero.ops.connections import server_config
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.openai_http import GONE, RequestRefused, read_body, refusal, unknown_model
 from environments.call import FORMS
@@ -219,9 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     app = create_app(engine, tokenizer, options.served_model_name or options.model, options.call_form)
     host, port = listener.getsockname()[:2]
     print(f"solver server: listening on http://{host}:{port}", flush=True)
-    # At INFO uvicorn would log every request.
-    level = "debug" if os.environ.get("DRZERO_LOG_LEVEL") == "DEBUG" else "warning"
-    server = uvicorn.Server(uvicorn.Config(app, log_level=level, http=Connection, ws="none"))
+    server = uvicorn.Server(server_config(app))
     crashed = threading.Event()
 
     def end() -> None:

@@ -84,27 +84,14 @@ class FlashAttnWheel:
         }
 
 
-_RELEASES = "https://github.com/{}/releases/download/{}/{}"
 FLASH_ATTN_WHEELS = (
     FlashAttnWheel(
-        url=_RELEASES.format(
-            "mjun0812/flash-attention-prebuild-wheels",
-            "v0.9.4",
-            "flash_attn-2.8.3%2Bcu130torch2.11-cp312-cp312-linux_x86_64.whl",
-        ),
+        url="https://github.com/mjun0812/flash-attention-prebuild-wheels/releases/download/v0.9.4/"
+        "flash_attn-2.8.3%2Bcu130torch2.11-cp312-cp312-linux_x86_64.whl",
         sha256="173b0e1a5d6a0becb4ce11b755605c4b20289a6d17816a00cfd7a69078c3e612",
         origin="a community build, as there is no official wheel for torch 2.11 (Dao-AILab/flash-attention, "
         "issues 2425 and 2442); veRL's own lock file for FSDP had it; the hash as two unrelated public "
         "projects record it",
-    ),
-    FlashAttnWheel(
-        url=_RELEASES.format(
-            "Dao-AILab/flash-attention",
-            "v2.8.3",
-            "flash_attn-2.8.3%2Bcu12torch2.9cxx11abiTRUE-cp312-cp312-linux_x86_64.whl",
-        ),
-        sha256="4e2f9e39313266b1544b68138b15b91ee6221eccf14f7902b7c6620351340810",
-        origin="official, for images with torch 2.9; the hash as many public projects record it",
     ),
 )
 

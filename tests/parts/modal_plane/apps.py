@@ -1,4 +1,4 @@
-"""Handlers of apps: their life cycle, with and without their client, and their logs.
+"""Handlers of apps: their life cycle, with and without their client, their environment and their logs.
 
 An app that is not detached ends with its client: when the client reports that it is done, or when its log
 stream breaks. A detached one lives as long as a call is running. In both, the calls that the client itself
@@ -21,17 +21,8 @@ from modal_plane.objects import BUILDER_VERSION
 from modal_plane.servicer import Caller
 from modal_plane.state import ENVIRONMENT, App, State, content_id, new_id
 
-STATES = {
-    "initializing": api_pb2.APP_STATE_INITIALIZING,
-    "disconnected": api_pb2.APP_STATE_DETACHED_DISCONNECTED,
-    "stopping": api_pb2.APP_STATE_STOPPING,
-    "stopped": api_pb2.APP_STATE_STOPPED,
-}
-
 
 class AppHandlers:
-    """Handlers of apps, their environment and their logs."""
-
     def __init__(self, state: State, calls: Calls, containers: Containers) -> None:
         self._state = state
         self._calls = calls
@@ -73,7 +64,7 @@ class AppHandlers:
         return Empty()
 
     async def AppClientDisconnect(self, request: api_pb2.AppClientDisconnectRequest, caller: Caller) -> Empty:
-        self._leave(self._app(request.app_id), api_pb2.AppDisconnectReason.Name(request.reason))
+        self._leave(self._app(request.app_id))
         return Empty()
 
     async def AppStop(self, request: api_pb2.AppStopRequest, caller: Caller) -> Empty:
@@ -102,7 +93,7 @@ class AppHandlers:
                 await app.log.bell.wait(remaining)
         except (asyncio.CancelledError, GeneratorExit):
             if caller.peer == app.creator:
-                self._leave(app, "lost")
+                self._leave(app)
             raise
 
     async def stop(self, app: App) -> None:
@@ -115,11 +106,10 @@ class AppHandlers:
         app.state = "stopped"
         app.log.close()
 
-    def _leave(self, app: App, reason: str) -> None:
-        """The app's client is gone."""
-        if app.disconnect_reason:
+    def _leave(self, app: App) -> None:
+        if app.is_left:
             return
-        app.disconnect_reason = reason
+        app.is_left = True
         task = asyncio.create_task(self._outlive(app) if app.detached else self.stop(app))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -137,8 +127,3 @@ class AppHandlers:
         if app_id not in self._state.apps:
             raise GRPCError(Status.NOT_FOUND, f"App {app_id} not found")
         return self._state.apps[app_id]
-
-
-def _state(app: App) -> "api_pb2.AppState.ValueType":
-    running = api_pb2.APP_STATE_DETACHED if app.detached else api_pb2.APP_STATE_EPHEMERAL
-    return STATES.get(app.state, running)

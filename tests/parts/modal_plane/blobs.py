@@ -1,9 +1,4 @@
-"""Contents by hash, and the HTTP server for those too large for a request.
-
-Modal keeps large files and arguments in an object store that clients reach by signed addresses. Here the
-addresses are of an HTTP server on loopback, and the store is a folder of files named by the SHA-256 of their
-content.
-"""
+"""Contents by hash, and the HTTP server for those too large for a request: Modal's object store."""
 
 import base64
 import hashlib
@@ -25,8 +20,6 @@ BLOCK = 8 * 2**20
 
 
 class Contents:
-    """A folder of contents by their SHA-256 (hex)."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         folder.mkdir(parents=True)
@@ -35,15 +28,12 @@ class Contents:
         return self.path(sha256).exists()
 
     def path(self, sha256: str) -> Path:
-        """Where the content is, or would be."""
         return self._folder / sha256
 
     def read(self, sha256: str) -> bytes:
-        """The content."""
         return self.path(sha256).read_bytes()
 
     def add(self, content: bytes) -> str:
-        """Keep the content. Returns its SHA-256."""
         sha256 = hashlib.sha256(content).hexdigest()
         if sha256 not in self:
             self.path(sha256).write_bytes(content)
@@ -63,12 +53,7 @@ class Contents:
 
 
 class Blobs:
-    """Handlers of blobs, and the HTTP server of blobs and files of volumes.
-
-    Args:
-        contents: The store.
-        file_of: From a volume's id and a path in it to the file, for downloads.
-    """
+    """Handlers and HTTP server of blobs, and of the file that `file_of` has for a volume's id and a path."""
 
     def __init__(self, contents: Contents, file_of: Callable[[str, str], Path]) -> None:
         self._contents = contents
@@ -78,7 +63,6 @@ class Blobs:
         self.url = ""
 
     async def start(self) -> None:
-        """Listen on a free port of loopback."""
         app = web.Application()
         app.add_routes(
             [
@@ -94,16 +78,10 @@ class Blobs:
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
-        """Listen no more."""
         if self._runner is not None:
             await self._runner.cleanup()
 
     def sha256(self, blob_id: str) -> str:
-        """Hash of an uploaded blob.
-
-        Raises:
-            GRPCError: NOT_FOUND.
-        """
         if blob_id not in self._hashes:
             raise GRPCError(Status.NOT_FOUND, f"Blob {blob_id} not found")
         return self._hashes[blob_id]

@@ -2,8 +2,7 @@
 
 A container attempts an input, or a test's function answers it. A failure or time-out is retried after its
 delay, up to the function's `retries`. A container that dies without an output is replaced once, and a
-preempted one every time, which is no retry. The client gets a retry count of zero.
-
+preempted one every time, which is no retry.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ from modal_plane.blobs import Blobs
 from modal_plane.containers import Containers, Job, Outcome, failed
 from modal_plane.functions import FunctionHandlers
 from modal_plane.servicer import Caller
-from modal_plane.state import App, Bell, Call, Function, State, Unreadable, new_id, unpickled
+from modal_plane.state import App, Bell, Call, Function, State, new_id
 
 REPLACEMENTS = 1
 """Containers that are replaced under an input before it fails. Modal goes by a rate it does not publish."""
@@ -31,8 +30,6 @@ SHORTEST_DELAY = 1.0
 
 @dataclass
 class FunctionCall:
-    """What one `.remote()`, `.spawn()` or `.map()` made."""
-
     id: str
     function: Function
     spawned: bool
@@ -43,8 +40,6 @@ class FunctionCall:
 
 
 class Calls:
-    """Handlers of calls."""
-
     def __init__(
         self, state: State, blobs: Blobs, functions: FunctionHandlers, containers: Containers
     ) -> None:
@@ -69,7 +64,6 @@ class Calls:
         ]
 
     async def end(self, jobs: list[Job]) -> None:
-        """End the calls and their containers, and wait for it."""
         tasks = [job.task for job in jobs if job.task is not None]
         for task in tasks:
             if not task.cancelling():
@@ -88,7 +82,7 @@ class Calls:
         return api_pb2.FunctionMapResponse(
             function_call_id=function_call.id,
             pipelined_inputs=[self._put(function_call, item) for item in request.pipelined_inputs],
-            retry_policy=function.definitions[0].retry_policy,
+            retry_policy=function.definition.retry_policy,
             function_call_jwt=function_call.id,
             sync_client_retries_enabled=False,
         )
@@ -140,19 +134,15 @@ class Calls:
     def _put(
         self, function_call: FunctionCall, item: api_pb2.FunctionPutInputsItem
     ) -> api_pb2.FunctionPutInputsResponseItem:
-        """Take an input and begin with it."""
         function = function_call.function
-        arguments = unpickled(self._content(item.input.args, item.input.args_blob_id))
-        readable = not isinstance(arguments, Unreadable)
+        arguments, _ = pickle.loads(self._content(item.input.args, item.input.args_blob_id))
         call = Call(
             id=new_id("in"),
             app_id=function.app.id,
             function_call_id=function_call.id,
             function=function.name,
             spec=self._functions.spec(function),
-            options=function.options,
-            args=arguments[0] if readable else (arguments,),
-            kwargs=arguments[1] if readable else {},
+            args=arguments,
             spawned=function_call.spawned,
             parent=function_call.parent,
         )
@@ -163,8 +153,7 @@ class Calls:
         return api_pb2.FunctionPutInputsResponseItem(idx=item.idx, input_id=call.id, input_jwt=call.id)
 
     async def _attend(self, job: Job, function_call: FunctionCall) -> None:
-        """See an input through to its output."""
-        policy = job.function.definitions[0].retry_policy
+        policy = job.function.definition.retry_policy
         retries = deaths = 0
         try:
             while True:
@@ -194,7 +183,7 @@ class Calls:
         if answer is None:
             return await self._containers.execute(job)
         try:
-            value = await asyncio.to_thread(answer, *job.call.args, **job.call.kwargs)
+            value = await asyncio.to_thread(answer, *job.call.args)
         # Whatever the test's function raises is the call's failure.
         except Exception as error:
             result = api_pb2.GenericResult(
@@ -210,16 +199,11 @@ class Calls:
         return Outcome("success", result, api_pb2.DATA_FORMAT_PICKLE)
 
     def _finish(self, job: Job, outcome: Outcome) -> None:
-        """Write down what came of it."""
         job.outcome = outcome
         result, call = outcome.result, job.call
-        content = self._content(result.data, result.data_blob_id)
-        value = unpickled(content) if content else None
         call.status = "failure" if outcome.status == "crash" else outcome.status
         if call.status == "success":
-            call.result = value
-        else:
-            call.exception = value if isinstance(value, BaseException) else result.exception
+            call.result = pickle.loads(self._content(result.data, result.data_blob_id))
 
     def _content(self, data: bytes, blob_id: str) -> bytes:
         return self._state.contents.read(self._blobs.sha256(blob_id)) if blob_id else data

@@ -23,23 +23,13 @@ INSTALLED = ("modal", "pyyaml", "python-dotenv")
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
-
     code: int
     stdout: str
     stderr: str
 
 
 class Client:
-    """A command that runs.
-
-    Args:
-        arguments: What follows `modal` on the command line.
-        cwd: Where it runs.
-        environment: All of its environment.
-        output: Path without ending for the files that get what it prints.
-        python: Its interpreter.
-    """
+    """A running `modal ARGUMENTS`. `output` is the path, without an ending, of files for what it prints."""
 
     def __init__(
         self,
@@ -64,20 +54,14 @@ class Client:
 
     @property
     def stdout(self) -> str:
-        """Its output so far."""
         return self._paths[0].read_text()
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended."""
         return self._process.poll() is not None
 
     def wait(self, seconds: float) -> Done:
-        """Wait for its end.
-
-        Raises:
-            TimeoutError: It has not ended; it is killed then. The error has what it printed.
-        """
+        """Wait for its end. Kills it and raises TimeoutError, with what it printed, if it takes longer."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired as error:
@@ -87,7 +71,6 @@ class Client:
         return Done(code, self.stdout, self._paths[1].read_text())
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:

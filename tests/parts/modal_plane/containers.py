@@ -1,12 +1,8 @@
 """Containers: processes of Modal's own entrypoint, and handlers of their requests.
 
-A container reads the name of its function from a file, fetches an input, imports the app's file, runs the
-function, sends the output, and asks for the next input. If none follows, it commits its volumes and ends.
-This is Modal's code, in a folder with the app's mounted files and without the client's environment.
-
-The next call of the function reuses an idle container, with its process, modules and views of volumes. It
-ends with its app, or when another function needs a container.
-
+They run in a folder with the app's mounted files and without the client's environment. The next call of the
+function reuses an idle container, with its process, modules and views of volumes. It ends with its app, or
+when another function needs a container.
 """
 
 import asyncio
@@ -41,8 +37,6 @@ KEPT = ("PATH", "LANG", "TMPDIR", "LD_LIBRARY_PATH")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an attempt."""
-
     status: str
     """success, failure, timeout or terminated; crash and preempted are without an output."""
     result: api_pb2.GenericResult
@@ -60,8 +54,6 @@ def failed(status: str, text: str) -> Outcome:
 
 @dataclass
 class Job:
-    """A call's input on its way to its output."""
-
     call: Call
     function: Function
     index: int
@@ -72,8 +64,6 @@ class Job:
 
 @dataclass
 class Attempt:
-    """A call's input in a container."""
-
     job: Job
     fetched: asyncio.Event = field(default_factory=asyncio.Event)
     outcome: asyncio.Future[Outcome] = field(
@@ -103,16 +93,13 @@ class Container:
 
     @property
     def idle(self) -> bool:
-        """Whether it waits for an input."""
         return self.attempt.outcome.done() and not (self.interrupted or self.retired)
 
     def give(self, attempt: Attempt) -> None:
-        """Give it its next input."""
         self.attempt = attempt
         self.bell.ring()
 
     def retire(self) -> None:
-        """Tell it that no input follows."""
         self.retired = True
         self.bell.ring()
 
@@ -123,7 +110,6 @@ class Container:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     async def end(self, grace: float) -> None:
-        """Interrupt it, and kill it when it is still there after `grace` seconds."""
         self.interrupted = True
         if self.process is not None and self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -135,13 +121,7 @@ class Container:
 
 
 class Containers:
-    """Starts containers and answers them.
-
-    Args:
-        state: The tables.
-        environment: Environment variables of every container.
-        grace: Seconds that a container has from the interrupt to the kill.
-    """
+    """Starts containers and answers them. `grace` is the seconds from the interrupt to the kill."""
 
     def __init__(self, state: State, environment: Mapping[str, str], grace: float) -> None:
         self.grace = grace
@@ -181,25 +161,19 @@ class Containers:
             await container.gone.wait()
 
     def running(self, call: Call) -> Container:
-        """The container that runs the call.
-
-        Raises:
-            LookupError: None does.
-        """
+        """The container that runs the call. Raises LookupError if none does."""
         for container in self._alive.values():
             if container.attempt.job.call is call and not container.attempt.outcome.done():
                 return container
         raise LookupError(f"no container runs {call.function} ({call.status})")
 
     def event(self, caller: Caller) -> Commit:
-        """Who commits or reloads."""
         container = self._container(caller)
         attempt = container.attempt
         call = attempt.job.call
         return Commit(call.function, call.id, attempt.outcome.done() or container.interrupted)
 
     def call_of(self, caller: Caller) -> Call | None:
-        """The call in whose container a request was made."""
         container = self._alive.get(caller.task_id or "")
         return container.attempt.job.call if container else None
 
@@ -290,12 +264,11 @@ class Containers:
         container = Container(new_id("ta"), slot, attempt)
         self._alive[container.id] = container
         root = self._state.folder / "containers" / str(slot)
-        self._fill(root, {**call.spec.image.copied, **call.spec.files})
+        self._fill(root, call.spec.files)
         folders = {"/root": root / "root"}
         for path, mounted in call.spec.volumes.items():
-            view = await asyncio.to_thread(self._state.volume(mounted.name).mount, container.id, slot)
-            folders[path] = view / (mounted.sub_path or "").lstrip("/")
-            folders[path].mkdir(parents=True, exist_ok=True)
+            volume = self._state.volume(mounted.name)
+            folders[path] = await asyncio.to_thread(volume.mount, container.id, slot)
         arguments = self._arguments(container, root.with_suffix(".arguments"))
         workdir = root / call.spec.image.workdir.lstrip("/")
         workdir.mkdir(parents=True, exist_ok=True)
@@ -316,7 +289,6 @@ class Containers:
         return container
 
     async def _supervise(self, container: Container, process: asyncio.subprocess.Process) -> None:
-        """Wait for a container's end, then settle its open input."""
         pumps = [
             asyncio.create_task(self._pump(container, stream, descriptor))
             for stream, descriptor in (
@@ -347,7 +319,6 @@ class Containers:
         stream: asyncio.StreamReader,
         descriptor: "api_pb2.FileDescriptor.ValueType",
     ) -> None:
-        """Pass what it prints on to the app's log."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         while chunk := await stream.read(2**16):
             text = decoder.decode(chunk)
@@ -371,7 +342,6 @@ class Containers:
         return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def _fill(self, root: Path, files: dict[str, str]) -> None:
-        """Replace the folder's contents by the files."""
         shutil.rmtree(root, ignore_errors=True)
         (root / "root").mkdir(parents=True)
         for path, sha256 in files.items():
@@ -380,9 +350,8 @@ class Containers:
             shutil.copyfile(self._state.contents.path(sha256), place)
 
     def _arguments(self, container: Container, path: Path) -> Path:
-        """The file by which the entrypoint knows what to run."""
         function = container.attempt.job.function
-        definition = function.definitions[0]
+        definition = function.definition
         arguments = api_pb2.ContainerArguments(
             task_id=container.id,
             function_id=function.id,

@@ -3,7 +3,6 @@
 from collections.abc import AsyncIterator
 
 from grpclib import GRPCError, Status
-from modal._utils.name_utils import is_valid_object_name
 from modal_proto import api_pb2
 
 from modal_plane.servicer import Caller
@@ -20,11 +19,7 @@ class DictHandlers:
         self, request: api_pb2.DictGetOrCreateRequest, caller: Caller
     ) -> api_pb2.DictGetOrCreateResponse:
         name = request.deployment_name
-        if not is_valid_object_name(name):
-            raise GRPCError(Status.INVALID_ARGUMENT, f"Invalid Dict name: {name!r}")
         dict_id = content_id("di", name.encode())
-        if request.object_creation_type == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
-            self._entries(dict_id)
         self._state.dicts.setdefault(dict_id, {})
         return api_pb2.DictGetOrCreateResponse(dict_id=dict_id, metadata=api_pb2.DictMetadata(name=name))
 

@@ -5,7 +5,6 @@ import hashlib
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
-from modal_plane.blobs import Blobs
 from modal_plane.servicer import Caller
 from modal_plane.state import ENVIRONMENT, Image, Layer, SecretUse, State, content_id, new_id
 
@@ -14,11 +13,8 @@ BUILDER_VERSION = "2025.06"
 
 
 class ObjectHandlers:
-    """Handlers of secrets, mounts and images."""
-
-    def __init__(self, state: State, blobs: Blobs) -> None:
+    def __init__(self, state: State) -> None:
         self._state = state
-        self._blobs = blobs
 
     async def SecretGetOrCreate(
         self, request: api_pb2.SecretGetOrCreateRequest, caller: Caller
@@ -28,17 +24,8 @@ class ObjectHandlers:
             secret_id = new_id("st")
             self._state.anonymous_secrets[secret_id] = SecretUse(None, tuple(sorted(values)), values)
             return self._secret_reply(secret_id)
-        creation = request.object_creation_type
-        if name in self._state.secrets and creation == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS:
-            raise GRPCError(Status.ALREADY_EXISTS, f"Secret '{name}' already exists")
-        if creation == api_pb2.OBJECT_CREATION_TYPE_CREATE_OVERWRITE_IF_EXISTS:
-            self._state.secrets[name] = values
-        elif creation != api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
-            self._state.secrets.setdefault(name, values)
         if name not in self._state.secrets:
             raise GRPCError(Status.NOT_FOUND, f"Secret '{name}' not found in environment '{ENVIRONMENT}'")
-        if missing := sorted(set(request.required_keys) - self._state.secrets[name].keys()):
-            raise GRPCError(Status.NOT_FOUND, f"Secret '{name}' is missing key(s): {', '.join(missing)}")
         return self._secret_reply(content_id("st", name.encode()))
 
     def _secret_reply(self, secret_id: str) -> api_pb2.SecretGetOrCreateResponse:
@@ -57,18 +44,8 @@ class ObjectHandlers:
     async def MountPutFile(
         self, request: api_pb2.MountPutFileRequest, caller: Caller
     ) -> api_pb2.MountPutFileResponse:
-        kind = request.WhichOneof("data_oneof")
-        if kind is not None:
-            by_blob = kind == "data_blob_id"
-            sha256 = (
-                self._blobs.sha256(request.data_blob_id)
-                if by_blob
-                else self._state.contents.add(request.data)
-            )
-            if sha256 != request.sha256_hex:
-                raise GRPCError(
-                    Status.INVALID_ARGUMENT, f"content has hash {sha256}, not {request.sha256_hex}"
-                )
+        if request.WhichOneof("data_oneof") == "data":
+            self._state.contents.add(request.data)
         return api_pb2.MountPutFileResponse(exists=request.sha256_hex in self._state.contents)
 
     async def MountGetOrCreate(
@@ -94,9 +71,7 @@ class ObjectHandlers:
         layer = Layer(
             commands=tuple(step.dockerfile_commands),
             context_files={file.filename: file.data for file in step.context_files},
-            copied=self._state.files([step.context_mount_id]) if step.context_mount_id else {},
             secrets=tuple(self._state.secret(secret_id) for secret_id in step.secret_ids),
-            build_function=step.build_function.definition or None,
         )
         # Modal identifies a step by its content; an anonymous secret has another id in each run.
         content = api_pb2.Image.FromString(step.SerializeToString())

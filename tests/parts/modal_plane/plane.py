@@ -31,21 +31,13 @@ T = TypeVar("T")
 
 
 class ControlPlane:
-    """A Modal on loopback.
+    """A Modal on loopback, whose containers have `grace` seconds from an interrupt to the kill.
 
-    Args:
-        folder: Where volumes, uploaded files and containers are kept.
-        secrets: The named secrets that exist, with their values. Can be changed later: `plane.secrets`.
-        container_env: Environment variables of every container, which the app may override.
-        grace: Seconds that a container has from an interrupt to the kill.
+    The app may override `container_env`.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        secrets: Mapping[str, dict[str, str]] | None = None,
-        container_env: Mapping[str, str] | None = None,
-        grace: float = 30,
+        self, folder: Path, container_env: Mapping[str, str] | None = None, grace: float = 30
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder.resolve()
@@ -53,7 +45,7 @@ class ControlPlane:
         self._python = self._folder / "client" / "bin" / "python"
         self._container_env = dict(container_env or {})
         self._grace = grace
-        self._state = State(self._folder, dict(secrets or {}))
+        self._state = State(self._folder)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._clients: list[Client] = []
@@ -78,17 +70,7 @@ class ControlPlane:
     def modal(
         self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, seconds: float = 120
     ) -> Done:
-        """Run `modal ARGUMENTS` to its end.
-
-        Args:
-            arguments: What follows `modal` on the command line.
-            cwd: Where it runs.
-            env: Environment variables over this process's own.
-            seconds: How long it may take.
-
-        Raises:
-            TimeoutError: It took longer.
-        """
+        """Run `modal ARGUMENTS` to its end, with `env` over this process's environment."""
         return self.start(*arguments, cwd=cwd, env=env).wait(seconds)
 
     def start(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Client:
@@ -108,17 +90,14 @@ class ControlPlane:
 
     @property
     def apps(self) -> list[App]:
-        """All runs of apps, in order."""
         return list(self._state.apps.values())
 
     @property
     def app(self) -> App:
-        """The last one."""
         return self.apps[-1]
 
     @property
     def functions(self) -> dict[str, FunctionSpec]:
-        """The last app's functions by name."""
         return {name: self._functions.spec(function) for name, function in self.app.functions.items()}
 
     @property
@@ -127,7 +106,6 @@ class ControlPlane:
         return list(self._state.calls)
 
     def volume(self, name: str) -> Volume:
-        """The volume with this name, created if missing."""
         return self._state.volume(name)
 
     @property
@@ -148,7 +126,6 @@ class ControlPlane:
 
     @property
     def requests(self) -> list[str]:
-        """The names of all requests, in order."""
         return list(self._state.requests)
 
     @property
@@ -162,7 +139,6 @@ class ControlPlane:
         self._calls.answers[function] = answer
 
     def answer_no_more(self, function: str) -> None:
-        """Have calls of a function run in a container again."""
         del self._calls.answers[function]
 
     def preempt(self, call: Call) -> None:
@@ -176,11 +152,7 @@ class ControlPlane:
         self._run(container.gone.wait())
 
     def wait_for(self, condition: Callable[[], T], what: str, seconds: float = 60) -> T:
-        """The first true value of the condition.
-
-        Raises:
-            TimeoutError: It was not true in time; the error says `what` was waited for.
-        """
+        """The first true value of the condition. A TimeoutError says `what` was waited for."""
         deadline = time.monotonic() + seconds
         while not (value := condition()):
             if time.monotonic() > deadline:
@@ -189,7 +161,6 @@ class ControlPlane:
         return value
 
     def wait_stopped(self, app: App, seconds: float = 60) -> None:
-        """Wait until the app and all its containers have ended."""
         self.wait_for(lambda: app.state == "stopped", f"end of {app.name}", seconds)
 
     async def _serve(self) -> None:
@@ -205,7 +176,7 @@ class ControlPlane:
         self._calls = Calls(state, blobs, self._functions, self._containers)
         self._apps = AppHandlers(state, self._calls, self._containers)
         volumes = VolumeHandlers(state, blobs, self._containers)
-        objects = ObjectHandlers(state, blobs)
+        objects = ObjectHandlers(state)
         tables = (volumes, DictHandlers(state), objects, blobs)
         handlers = [self._apps, self._calls, self._containers, self._functions, *tables]
         self._blobs = blobs

@@ -1,9 +1,7 @@
 """Passes each request of Modal's protocol to the handler with its name.
 
 A handler is an async method such as `async def VolumeCommit(self, request, caller)` that returns the reply,
-or an async generator of replies. The 285 requests and their types come from Modal's package. Requests without
-a handler are refused by name, with a status that the client does not retry.
-
+or an async generator of replies. Requests without a handler are refused by name, and not retried.
 """
 
 import inspect
@@ -40,12 +38,9 @@ class _Names:
 
 
 class Servicer:
-    """All requests of the protocol.
+    """All requests of the protocol, by the handlers' methods with a capital first letter.
 
-    Args:
-        handlers: Objects whose methods with a capital first letter handle the requests of that name.
-        requests: Gets the name of each request as it arrives.
-        failures: Gets the traceback of each handler that broke.
+    `requests` gets the name of each request, `failures` the traceback of each handler that broke.
     """
 
     def __init__(self, handlers: Iterable[object], requests: list[str], failures: list[str]) -> None:

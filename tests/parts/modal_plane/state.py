@@ -1,14 +1,8 @@
-"""Everything the server received, in a launcher's terms: apps, functions, calls, images.
-
-The records that tests read (`FunctionSpec`, `Call`, `Image`, …) are here with the tables that the handlers
-share.
-"""
+"""Everything the server received, in a launcher's terms, and the tables that the handlers share."""
 
 import asyncio
 import contextlib
 import hashlib
-import io
-import pickle
 import shlex
 import uuid
 from dataclasses import dataclass, field
@@ -31,7 +25,6 @@ def new_id(prefix: str) -> str:
 
 
 def content_id(prefix: str, content: bytes) -> str:
-    """An id that is the same for the same content."""
     return f"{prefix}-{hashlib.sha256(content).hexdigest()[:22]}"
 
 
@@ -42,7 +35,6 @@ class Bell:
         self._event = asyncio.Event()
 
     def ring(self) -> None:
-        """Wake all who wait now."""
         self._event.set()
         self._event = asyncio.Event()
 
@@ -63,11 +55,8 @@ class SecretUse:
 
 @dataclass(frozen=True)
 class MountedVolume:
-    """A volume at a mount path."""
-
     name: str
     read_only: bool
-    sub_path: str | None
 
 
 @dataclass(frozen=True)
@@ -76,11 +65,7 @@ class Layer:
 
     commands: tuple[str, ...]
     context_files: dict[str, bytes] = field(repr=False)
-    copied: dict[str, str] = field(repr=False)
-    """Container path to sha256 of what the step's COPY takes from the client."""
     secrets: tuple[SecretUse, ...]
-    build_function: str | None
-    """Source of the function of `Image.run_function`, which is not run here."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +77,11 @@ class Image:
 
     @property
     def commands(self) -> list[str]:
-        """The Dockerfile commands of all steps, in order."""
+        """Of the Dockerfile, in order."""
         return [command for layer in self.layers for command in layer.commands]
 
     @property
-    def copied(self) -> dict[str, str]:
-        """Container path to sha256 of all files that a step copied from the client."""
-        return {path: sha256 for layer in self.layers for path, sha256 in layer.copied.items()}
-
-    @property
     def environment(self) -> dict[str, str]:
-        """The values of ENV commands."""
         settings = [shlex.split(command[4:])[0] for command in self.commands if command.startswith("ENV ")]
         return dict(setting.split("=", 1) for setting in settings)
 
@@ -117,32 +96,21 @@ class Image:
 class FunctionSpec:
     """A function's requested resources: cores, MiB, seconds."""
 
-    name: str
-    gpus: tuple[tuple[str, int], ...]
-    """Type and count, the preferred first, or empty without a GPU."""
-    cpu: float | tuple[float, float] | None
-    """Cores: the request, or request and limit."""
-    memory: int | tuple[int, int] | None
-    ephemeral_disk: int | None
+    gpu: tuple[str, int] | None
+    """Type and count."""
+    cpu: float
+    memory: int
     timeout: int
     startup_timeout: int
-    retries: int
     volumes: dict[str, MountedVolume]
     secrets: tuple[SecretUse, ...]
     image: Image
     files: dict[str, str] = field(repr=False)
     """sha256 by container path of the files added at start: the app's file, local folders, Python sources."""
     regions: tuple[str, ...]
-    nonpreemptible: bool
-    cloud: str | None
     max_containers: int | None
     min_containers: int | None
     web_server_port: int | None
-
-    @property
-    def gpu(self) -> tuple[str, int] | None:
-        """Type and count of the preferred GPU."""
-        return self.gpus[0] if self.gpus else None
 
 
 @dataclass
@@ -152,15 +120,10 @@ class Function:
     id: str
     app: "App"
     handle: api_pb2.FunctionHandleMetadata
-    definitions: list[api_pb2.Function] = field(default_factory=list)
-    """As created; several when it takes one of several GPUs, the preferred first."""
-    base: "Function | None" = None
-    options: dict[str, Any] = field(default_factory=dict)
-    """What the variant sets, by the names that `with_options` has for them."""
+    definition: api_pb2.Function = field(default_factory=api_pb2.Function)
 
     @property
     def name(self) -> str:
-        """The name in the app's file."""
         return self.handle.function_name
 
 
@@ -174,25 +137,19 @@ class Call:
     function: str
     spec: FunctionSpec
     """What the container gets: the function's own with the variant's options over it."""
-    options: dict[str, Any]
     args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     spawned: bool
     parent: str | None
     """Id of the calling container's call, or None for the client."""
     status: str = "running"
     """running, success, failure, timeout or terminated."""
     result: Any = None
-    exception: Any = None
-    """The exception, or its text where it cannot be read here."""
     attempts: int = 0
     logs: str = ""
     """All that its containers printed."""
 
 
 class Log:
-    """The output of an app's containers."""
-
     def __init__(self) -> None:
         self.batches: list[api_pb2.TaskLogsBatch] = []
         self.bell = Bell()
@@ -205,19 +162,15 @@ class Log:
         self.bell.ring()
 
     def close(self) -> None:
-        """Nothing will follow."""
         self.closed = True
         self.bell.ring()
 
     def text(self) -> str:
-        """The whole output."""
         return "".join(item.data for batch in self.batches for item in batch.items)
 
 
 @dataclass
 class App:
-    """A run of an app."""
-
     id: str
     name: str
     detached: bool
@@ -226,44 +179,15 @@ class App:
     """initializing, running, disconnected (detached, and the client is gone), stopping or stopped."""
     functions: dict[str, Function] = field(default_factory=dict, repr=False)
     log: Log = field(default_factory=Log, repr=False)
-    disconnect_reason: str = ""
-
-
-@dataclass(frozen=True)
-class Handle:
-    """A Modal object in a call's arguments."""
-
-    id: str
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """A value that cannot be unpickled here, mostly for a class of the app's own file."""
-
-    reason: str
-
-
-class _Unpickler(pickle.Unpickler):
-    def persistent_load(self, pid: Any) -> Any:
-        return Handle(pid[0])
-
-
-def unpickled(content: bytes) -> Any:
-    """The value, with a `Handle` for each Modal object in it, or an `Unreadable`."""
-    try:
-        return _Unpickler(io.BytesIO(content)).load()
-    # Unpickling imports and calls whatever the value names: anything can be raised, and none of it is ours.
-    except Exception as error:
-        return Unreadable(repr(error))
+    is_left: bool = False
+    """Whether its client is gone."""
 
 
 class State:
-    """The tables that the handlers share."""
-
-    def __init__(self, folder: Path, secrets: dict[str, dict[str, str]]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.contents = Contents(folder / "contents")
-        self.secrets = secrets
+        self.secrets: dict[str, dict[str, str]] = {}
         self.anonymous_secrets: dict[str, SecretUse] = {}
         self.volumes: dict[str, Volume] = {}
         self.dicts: dict[str, dict[bytes, bytes]] = {}
@@ -278,24 +202,17 @@ class State:
         self.failures: list[str] = []
 
     def volume(self, name: str) -> Volume:
-        """The volume with this name, created if missing."""
         if name not in self.volumes:
             self.volumes[name] = Volume(name, content_id("vo", name.encode()), self.folder / "volumes")
         return self.volumes[name]
 
     def volume_of(self, volume_id: str) -> Volume:
-        """The volume of the id.
-
-        Raises:
-            GRPCError: NOT_FOUND.
-        """
         for volume in self.volumes.values():
             if volume.id == volume_id:
                 return volume
         raise GRPCError(Status.NOT_FOUND, f"Volume {volume_id} not found")
 
     def secret(self, secret_id: str) -> SecretUse:
-        """The secret of the id, with the values that it has now."""
         if secret_id in self.anonymous_secrets:
             return self.anonymous_secrets[secret_id]
         for name, values in self.secrets.items():

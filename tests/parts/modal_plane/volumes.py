@@ -5,11 +5,8 @@ after a reload. A commit applies its changes file by file, so the last commit of
 container's uncommitted changes are lost.
 
 As at Modal, a reload is refused while a process has a file of the volume open or works in it. A commit
-reloads afterwards, so with open files it persists and raises.
-
-Modal mounts a volume at one path in all containers. Here a slot (`Containers`) has a path, and its next
-container gets the same. Slot 0 is `Volume.folder`.
-
+reloads afterwards, so with open files it persists and raises. A slot (`Containers`) has one path, which its
+next container gets too. Slot 0 is `Volume.folder`.
 """
 
 import asyncio
@@ -25,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
-from modal._utils.name_utils import is_valid_object_name
 from modal_proto import api_pb2
 
 from modal_plane.blobs import BLOCK, Blobs
@@ -41,8 +37,6 @@ Tree = dict[str, tuple[object, ...]]
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit or reload of a volume by a container."""
-
     function: str
     call_id: str
     at_exit: bool
@@ -51,16 +45,12 @@ class Commit:
 
 @dataclass
 class View:
-    """A volume as one container has it."""
-
     folder: Path
     base: Tree = field(default_factory=dict)
     """The folder as it was last the same as a committed state."""
 
 
 class Volume:
-    """A named volume."""
-
     def __init__(self, name: str, volume_id: str, folder: Path) -> None:
         self.name = name
         self.id = volume_id
@@ -69,9 +59,6 @@ class Volume:
         self._committed.mkdir(parents=True)
         self.folder.mkdir(parents=True)
         self.commits: list[Commit] = []
-        self.reloads: list[Commit] = []
-        self.refused: list[str] = []
-        """The open file of each reload that was refused."""
         self.views: dict[str, View] = {}
         self.open = threading.Event()
         """Cleared by a test, commits wait."""
@@ -85,17 +72,14 @@ class Volume:
         return self._slots / "0"
 
     def committed(self) -> Path:
-        """The last committed state, for clients and new containers."""
         return self._committed
 
     def put(self, path: str, content: bytes) -> None:
-        """Put a file there, as a client's upload does."""
         place = self.place(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
 
     def mount(self, task_id: str, slot: int) -> Path:
-        """Give a container its view. Returns its folder."""
         view = self.views[task_id] = View(self._slots / str(slot))
         view.folder.mkdir(parents=True, exist_ok=True)
         mirror(self._committed, view.folder)
@@ -111,14 +95,9 @@ class Volume:
         view.base = now
 
     def reload(self, task_id: str) -> None:
-        """Bring the committed state into the container's view, next to its own changes.
-
-        Raises:
-            GRPCError: FAILED_PRECONDITION while a process has a file of the view open.
-        """
+        """Bring the committed state into the container's view, next to its own changes."""
         view = self.views[task_id]
         if (held := _open_file(view.folder)) is not None:
-            self.refused.append(held)
             # Modal's words, which its client looks for.
             raise GRPCError(
                 Status.FAILED_PRECONDITION, f"there are open files preventing the operation: {held}"
@@ -129,18 +108,12 @@ class Volume:
         view.base = committed
 
     def place(self, path: str) -> Path:
-        """A path in the committed state.
-
-        Raises:
-            GRPCError: INVALID_ARGUMENT for a path that leaves the volume.
-        """
         relative = PurePosixPath(path.lstrip("/"))
         if ".." in relative.parts:
             raise GRPCError(Status.INVALID_ARGUMENT, f"{path!r} is not a path in a volume")
         return self._committed / relative
 
     def metadata(self) -> api_pb2.VolumeMetadata:
-        """The description that a client gets."""
         return api_pb2.VolumeMetadata(version=api_pb2.VOLUME_FS_VERSION_V1, name=self.name)
 
 
@@ -204,8 +177,6 @@ def mirror(source: Path, target: Path, only: set[str] | None = None) -> None:
 
 
 class VolumeHandlers:
-    """Handlers of volumes of the first version."""
-
     def __init__(self, state: "State", blobs: Blobs, containers: "Containers") -> None:
         self._state = state
         self._blobs = blobs
@@ -214,24 +185,11 @@ class VolumeHandlers:
     async def VolumeGetOrCreate(
         self, request: api_pb2.VolumeGetOrCreateRequest, caller: Caller
     ) -> api_pb2.VolumeGetOrCreateResponse:
-        name, creation = request.deployment_name, request.object_creation_type
-        if not is_valid_object_name(name):
-            raise GRPCError(Status.INVALID_ARGUMENT, f"Invalid Volume name: {name!r}")
-        if name in self._state.volumes and creation == api_pb2.OBJECT_CREATION_TYPE_CREATE_FAIL_IF_EXISTS:
-            raise GRPCError(Status.ALREADY_EXISTS, f"Volume '{name}' already exists")
-        if name not in self._state.volumes and creation == api_pb2.OBJECT_CREATION_TYPE_UNSPECIFIED:
-            raise GRPCError(Status.NOT_FOUND, f"Volume '{name}' not found in environment 'main'")
-        volume = self._state.volume(name)
+        volume = self._state.volume(request.deployment_name)
         metadata = volume.metadata()
         return api_pb2.VolumeGetOrCreateResponse(
             volume_id=volume.id, version=metadata.version, metadata=metadata
         )
-
-    async def VolumeGetById(
-        self, request: api_pb2.VolumeGetByIdRequest, caller: Caller
-    ) -> api_pb2.VolumeGetByIdResponse:
-        volume = self._state.volume_of(request.volume_id)
-        return api_pb2.VolumeGetByIdResponse(volume_id=volume.id, metadata=volume.metadata())
 
     async def VolumeCommit(
         self, request: api_pb2.VolumeCommitRequest, caller: Caller
@@ -247,7 +205,6 @@ class VolumeHandlers:
     async def VolumeReload(self, request: api_pb2.VolumeReloadRequest, caller: Caller) -> Empty:
         volume, task_id = self._mounted(request.volume_id, caller, "reload")
         await asyncio.to_thread(volume.reload, task_id)
-        volume.reloads.append(self._containers.event(caller))
         return Empty()
 
     async def VolumeListFiles(
@@ -275,15 +232,11 @@ class VolumeHandlers:
 
     async def VolumePutFiles(self, request: api_pb2.VolumePutFilesRequest, caller: Caller) -> Empty:
         volume = self._state.volume_of(request.volume_id)
-        self._refuse_overwriting(
-            volume, [file.filename for file in request.files], request.disallow_overwrite_existing_files
-        )
         for file in request.files:
             volume.put(file.filename, self._state.contents.read(file.sha256_hex))
         return Empty()
 
     def _mounted(self, volume_id: str, caller: Caller, action: str) -> tuple[Volume, str]:
-        """The volume, and the id of the container that has it mounted."""
         volume, task_id = self._state.volume_of(volume_id), caller.task_id or ""
         if task_id not in volume.views:
             raise GRPCError(
@@ -297,11 +250,6 @@ class VolumeHandlers:
         if not place.exists():
             raise GRPCError(Status.NOT_FOUND, f"No such file or directory in volume '{volume.name}': {path}")
         return place
-
-    def _refuse_overwriting(self, volume: Volume, paths: list[str], refuse: bool) -> None:
-        present = [path for path in paths if volume.place(path).exists()]
-        if refuse and present:
-            raise GRPCError(Status.ALREADY_EXISTS, f"{present[0]}: already exists in volume '{volume.name}'")
 
 
 def _entry(path: Path, root: Path) -> api_pb2.FileEntry:
