@@ -22,11 +22,11 @@ from typing import Any
 
 from scipy import stats
 
-from drzero.loop.changes import SeedsChange, benchmarks_over_seeds, by_benchmark, gains_over_seeds
 from drzero.loop.report import last_of_all, read_answers
 from drzero.recipe.metrics import Steps, is_training, read_metrics
 from drzero.runs.report.charts import Spec, scores_chart, step_axis, to_png
 from drzero.stages.evaluate import Records
+from drzero.stages.evaluate.changes import SeedsChange, benchmarks_over_seeds, by_benchmark, gains_over_seeds
 from drzero.stages.evaluate.intervals import LEVEL
 
 

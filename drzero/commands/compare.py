@@ -3,7 +3,7 @@
     drzero compare outputs/checkpoints/evaluate_wordle outputs/checkpoints/evaluate_after
 
 Both are run folders of evaluations. Tasks that both have answered are compared in pairs: the share right,
-with Newcombe's interval of its change and the exact McNemar test (drzero/loop/changes.py), and an
+with Newcombe's interval of its change and the exact McNemar test (drzero/stages/evaluate/changes.py), and an
 environment's reward, with Student's interval of the mean difference and Wilcoxon's signed-rank test.
 """
 
@@ -17,10 +17,10 @@ from rich.table import Table
 from scipy import stats
 
 from data.journal import read_records
-from drzero.loop.changes import ExactMatchChange, by_benchmark
 from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
 from drzero.stages.evaluate import ANSWERS, Records
+from drzero.stages.evaluate.changes import ExactMatchChange, by_benchmark
 from drzero.stages.evaluate.intervals import mean_interval
 from drzero.stages.result import REPORT
 

@@ -47,7 +47,7 @@ def report_scores(folders: Mapping[int, Path], target: Path) -> None:
     """Print exact match by benchmark and its changes, and write both to `target`."""
     if not folders:
         return
-    from drzero.loop.changes import loop_changes  # with scipy, which a waiting loop must not hold
+    from drzero.stages.evaluate.changes import loop_changes  # with scipy, which a waiting loop must not hold
 
     scores = {iteration: _scores(run) for iteration, run in folders.items()}
     changes = loop_changes({iteration: _records(run) for iteration, run in folders.items()})
@@ -79,7 +79,7 @@ def _records(run: Path) -> Records:
 
 def print_seeds(seeds: Mapping[int, Mapping[int, Records]]) -> None:
     """Print the change from the base model to the last iteration that all seeds have evaluated."""
-    from drzero.loop.changes import gains_over_seeds
+    from drzero.stages.evaluate.changes import gains_over_seeds
 
     last = last_of_all(seeds.values())
     gains = gains_over_seeds(list(seeds.values()), last) if last else {}

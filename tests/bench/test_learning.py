@@ -8,8 +8,8 @@ import pytest
 from scored_answers import evaluated
 
 from bench.learning import main
-from drzero.loop.changes import paired
 from drzero.loop.report import read_answers
+from drzero.stages.evaluate.changes import paired
 
 QUESTIONS = 20
 

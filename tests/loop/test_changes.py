@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scored_answers import answers, evaluated
 
-from drzero.loop.changes import ALL, loop_changes, newcombe, over_seeds, paired
 from drzero.loop.report import report_scores
+from drzero.stages.evaluate.changes import ALL, loop_changes, newcombe, over_seeds, paired
 
 COUNTS = st.tuples(*[st.integers(0, 60)] * 4).filter(any)
 

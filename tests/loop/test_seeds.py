@@ -8,7 +8,6 @@ import pytest
 from scored_answers import evaluated
 
 from drzero.cli import main
-from drzero.loop.changes import paired
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import compose_loop, plan_loop
 from drzero.loop.report import print_loop, read_answers
@@ -17,6 +16,7 @@ from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.ops.process.lock import HeldLock
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.errors import CheckError
+from drzero.stages.evaluate.changes import paired
 
 
 @pytest.mark.parametrize("words", [["--seeds", "3"], ["--seeds=3"]])

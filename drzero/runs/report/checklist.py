@@ -9,6 +9,7 @@ from drzero.ops.records import Record
 from drzero.runs.report.figures import ATTEMPTS, Tally
 from drzero.runs.run_folder import RunFolder
 
+EVERY_SAMPLE = "Did every sample reach the update?"
 _NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND, STARTUP_KIND)
 
 
@@ -19,6 +20,7 @@ class RunCheck:
     question: str
     good: bool | None
     evidence: str
+    advice: str = ""  # what to do if it is not good
 
     @property
     def answer(self) -> str:
@@ -102,7 +104,7 @@ def _flow_checks(run: RunFolder) -> Iterator[RunCheck]:
     shown = ", ".join(f"{name} {count:.0f}" for name, count in lost.items() if count) or "none was dropped"
     if filtered := samples.get("filtered"):
         shown += f"; {filtered:.0f} in groups that scored alike, as algorithm.filter_groups asks"
-    yield RunCheck("Did every sample reach the update?", not any(lost.values()), shown)
+    yield RunCheck(EVERY_SAMPLE, not any(lost.values()), shown)
     yield from _queue_checks(run, counted, bool(filled))
 
 

@@ -27,9 +27,11 @@ from drzero.recipe.compose import RESOLVED
 from drzero.recipe.gpu_prices import RATES_DATE
 from drzero.runs.loop_folder import stage_runs, stages, versions
 from drzero.runs.report import loop
+from drzero.runs.report.answers import asked, counted, next_step, troubles
 from drzero.runs.report.charts import Chart, page_spec, training_charts
-from drzero.runs.report.checklist import component_states, training_checks
+from drzero.runs.report.checklist import ComponentState, RunCheck, component_states, training_checks
 from drzero.runs.report.figures import Tally
+from drzero.runs.report.learning import verdict
 from drzero.runs.report.table import PACK_SIZE, TrajectoryTable
 from drzero.runs.report.text import FOLDER, TEMPLATES, visible
 from drzero.runs.report.trajectories import count_lines, read_trajectories, trajectory_files
@@ -49,6 +51,8 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
     """The run's report as HTML."""
     table, tally, unreadable = _read(run)
     charts = _charts(run, tally)
+    checks = training_checks(run, tally) if run.kind == "training" else []
+    components = component_states(run)
     scripts = [_vega(), (FOLDER / "page.js").read_text(encoding="utf-8")]
     data = {
         "columns": table.columns,
@@ -59,10 +63,11 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
     }
     return TEMPLATES.get_template("page.html.jinja").render(
         run=run,
+        **_answers(run, table, tally, checks, components),
         facts=_facts(run, table),
         charts=charts,
-        checks=training_checks(run, tally) if run.kind == "training" else [],
-        components=component_states(run),
+        checks=checks,
+        components=components,
         stages=stages(run),
         scores=loop.score_rows(run),
         changes=loop.score_changes(run),
@@ -77,6 +82,29 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts, live),
     )
+
+
+def _answers(
+    run: RunFolder,
+    table: TrajectoryTable,
+    tally: Tally,
+    checks: Sequence[RunCheck],
+    components: Sequence[ComponentState],
+) -> dict[str, Any]:
+    """What a training run's page begins with."""
+    if run.kind != "training":
+        return {"verdict": None}
+    judged = verdict(run, tally)
+    return {
+        "verdict": judged,
+        "asked": asked(table),
+        "asked_title": {"hrpo": "What it asked", "grpo": "What it answered"}.get(
+            str(run.setting("method")), "What it played"
+        ),
+        "troubles": troubles(run, checks, components),
+        "counted": counted(tally, checks),
+        "next": next_step(run, judged),
+    }
 
 
 def waiting_page(reason: str) -> str:
@@ -129,19 +157,18 @@ def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
         begun = stages(run)
         seconds, tokens = math.fsum(s.seconds for s in begun), sum(s.tokens for s in begun)
         first = next(iter(stage_runs(run)), run)
+    machine = _machine(first)
     facts = {
         "run": run.name,
         "stage": {"hrpo": "challenger (HRPO)", "grpo": "solver (GRPO)", "environment": "train (GRPO)"}.get(
             str(run.setting("method")), run.kind
         ),
-        "model": first.setting("actor_rollout_ref.model.path")
-        or first.report.get("model")
-        or first.setting("challenger"),
-        "machine": _machine(first),
+        "model": _model(first),
+        "machine": machine,
         "engine": first.setting("actor_rollout_ref.rollout.name") or first.setting("solver.engine"),
         "took": _duration(seconds),
         "tokens": f"{tokens:,}" if isinstance(tokens, int) and tokens else None,
-        "cost": _cost(run, first.config, seconds),
+        "cost": _cost(run, first.config, seconds) or (machine and "no price for this machine"),
         "trajectories": f"{table.total:,}" if table.total else None,
         "command": run.command,
         "config as run": f"{RESOLVED}.yaml" if run.config else None,
@@ -151,6 +178,14 @@ def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
         "folder": str(run.folder),
     }
     return {name: value for name, value in facts.items() if value is not None}
+
+
+def _model(run: RunFolder) -> str | None:
+    """The model's name, or the end of its path."""
+    named = (
+        run.setting("actor_rollout_ref.model.path") or run.report.get("model") or run.setting("challenger")
+    )
+    return "/".join(str(named).rsplit("/", 2)[-2:]) if named else None
 
 
 def _machine(run: RunFolder) -> str | None:

@@ -8,7 +8,7 @@ second, fourth … pack.
 import base64
 import gzip
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drzero.runs.report.conversation import render
@@ -33,6 +33,7 @@ _FIRST = (
 )
 _COLUMNS = (*_FIRST, "turns", "searches", *PARTS)
 _PLACE = ("source", "line", "place")
+_UNLISTED = (*_PLACE, "tried")  # no columns
 
 
 class TrajectoryTable:
@@ -76,10 +77,16 @@ class TrajectoryTable:
         return len(self._rows)
 
     @property
+    def listed(self) -> Sequence[Mapping[str, Any]]:
+        """The cells of each row by name, with `tried`, a question's attempts, and `place` if it opens."""
+        return self._rows
+
+    @property
     def columns(self) -> list[str]:
         """The columns that some row fills."""
         # An environment has its own reward parts.
-        others = dict.fromkeys(name for row in self._rows for name in row if name not in (*_COLUMNS, *_PLACE))
+        known = (*_COLUMNS, *_UNLISTED)
+        others = dict.fromkeys(name for row in self._rows for name in row if name not in known)
         return [
             name
             for name in (*_COLUMNS, *others)
@@ -118,8 +125,13 @@ def _cells(trajectory: Trajectory) -> dict[str, Any]:
         "hop": trajectory.hop or None,
         "score": trajectory.score if trajectory.valid else None,
         # A part may have the name of a column.
-        **{name: part for name, part in trajectory.parts.items() if name not in (*_FIRST, *_PLACE, "turns")},
+        **{
+            name: part
+            for name, part in trajectory.parts.items()
+            if name not in (*_FIRST, *_UNLISTED, "turns")
+        },
         "attempts_right": None if k is None else int(k),
+        "tried": reward.get("n"),
         "turns": len(trajectory.conversation.turns),
         "searches": len(trajectory.conversation.searches),
         "verdict": trajectory.verdict,

@@ -195,11 +195,29 @@ function build() {
     if (event.key === "ArrowLeft") move(-1);
     if (event.key === "ArrowRight") move(1);
   });
-  const was = state.get("open");
-  filter().then(() => { if (was !== null && data.rows[was]) open(Number(was)); });
+  filter();
 }
 
 if (byId("filters")) build();
+
+// A link to a row (#open=7), and one into a fold.
+function follow() {
+  const row = Number(new URLSearchParams(location.hash.slice(1)).get("open") ?? NaN);
+  if (data.rows[row]) open(row);
+  const fold = document.querySelector("details.fold:target");
+  if (fold) fold.open = true;
+}
+addEventListener("hashchange", follow);
+follow();
+
+// From a file, some browsers have no clipboard: the command is then selected, ready for a key.
+document.querySelectorAll("button.copy").forEach((button) => button.addEventListener("click", async () => {
+  const text = button.previousElementSibling;
+  getSelection().selectAllChildren(text);
+  const said = await Promise.resolve(navigator.clipboard?.writeText(text.textContent)).then(
+    () => navigator.clipboard || document.execCommand("copy"), () => document.execCommand("copy"));
+  button.textContent = said ? "copied" : "press Ctrl-C";
+}));
 if (data.version !== null) {
   setInterval(async () => {
     if (byId("one").open) return;  // it is being read
