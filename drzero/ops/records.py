@@ -41,7 +41,9 @@ EventLine = shape(
 BeatLine = shape({"time": Time, "step": Step, "phase": str})
 SampleLine = shape(
     {"time": Time, "component": str},
-    gpus=list[shape({"used_mb": float | None, "busy_percent": float | None})],  # type: ignore[misc]
+    gpus=list[  # type: ignore[misc]
+        shape({"used_mb": float | None, "busy_percent": float | None}, name=str | None, total_mb=float | None)
+    ],
     **{"state": str, **dict.fromkeys(("cpu_share", "rss_mb", "load"), float)},
     **dict.fromkeys(("gpu_mb", "memory_free_mb", "disk_free_gb"), float | None),
 )

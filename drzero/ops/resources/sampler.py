@@ -45,7 +45,7 @@ class Sampler:
             # All interfaces including loopback, because our services are local.
             if counts := psutil.net_io_counters():
                 received, sent = counts.bytes_recv, counts.bytes_sent
-        shown = ("used_mb", "total_mb", "busy_percent")
+        shown = ("name", "used_mb", "total_mb", "busy_percent")
         records.append(
             {
                 "time": round(now, 2),

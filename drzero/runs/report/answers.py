@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,17 +76,19 @@ def asked(table: TrajectoryTable) -> list[Asked]:
     ]
 
 
-def _outcome(row: dict[str, Any]) -> str:
+def _outcome(row: Mapping[str, Any]) -> str:
     right, tried = row.get("attempts_right"), row.get("tried")
     if right is not None and tried:
         return "all" if right >= tried else "some" if right else "none"
     return f"{row['hop']} {row['failures'] or row['score']}"
 
 
-def _why(row: dict[str, Any]) -> str:
+def _why(row: Mapping[str, Any]) -> str:
     parts = [f"{row['hop']} hop{'s' * (row['hop'] != 1)}"] if row["hop"] else []
     if row.get("attempts_right") is not None and row.get("tried"):
         parts.append(f"{row['attempts_right']} of {row['tried']} attempts gave this answer")
+    if row["verdict"]:
+        parts.append(row["verdict"])
     if row["failures"]:
         parts.append(row["failures"])
     return ", ".join(parts)
@@ -154,7 +156,8 @@ def next_step(run: RunFolder, judged: Verdict) -> Next:
         if any(stage.state != "complete" for stage in stages(loop)):
             return Next("Let the loop go on. Its page has every stage.", again, page)
         iteration = run.setting("iteration")
-        words = ["ask", f"iteration={iteration}", *_overrides(loop, ("paths.",))]
+        which = [] if iteration is None else [f"iteration={iteration}"]
+        words = ["ask", *which, *_overrides(loop, ("paths.",))]
         return Next(
             "The loop is complete: read its page, then put a question to the solver.", _command(words), page
         )

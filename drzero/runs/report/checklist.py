@@ -10,6 +10,10 @@ from drzero.runs.report.figures import ATTEMPTS, Tally
 from drzero.runs.run_folder import RunFolder
 
 EVERY_SAMPLE = "Did every sample reach the update?"
+_STACKS = "it is only a pause if the run moved on; logs/stall_001.md has the stacks of that moment"
+_NO_DIFFICULTY = (
+    "the questions are too easy or too hard for this solver: other hops (hop_ratio), or another model"
+)
 _NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND, STARTUP_KIND)
 
 
@@ -140,7 +144,7 @@ def _step_checks(run: RunFolder) -> Iterator[RunCheck]:
         yield RunCheck("Are all steps done?", trained[-1] >= planned, f"step {trained[-1]} of {planned}")
     stalls = [mark for mark in run.marks if mark.kind == "stall"]
     text = "; ".join(mark.text for mark in stalls[:3]) or ("no stall" if run.beats else "no phase has begun")
-    yield RunCheck("Did it move all the time?", not stalls if stalls or run.beats else None, text)
+    yield RunCheck("Did it move all the time?", not stalls if stalls or run.beats else None, text, _STACKS)
     judged = any("drzero/collapse/alarms" in metrics for metrics in run.steps.values())
     alarms = [mark for mark in run.marks if mark.kind == "alarm"]
     text = "; ".join(mark.text for mark in alarms[:3])
@@ -168,11 +172,14 @@ def _row_checks(run: RunFolder, tally: Tally) -> Iterator[RunCheck]:
     if searched:
         share = sum(e.mean * e.n for e in searched) / sum(e.n for e in searched)
         yield RunCheck(
-            "Do multi-hop trajectories search?", share > 0.3, f"{share:.0%} of them (0.3 is asked for)"
+            "Do multi-hop trajectories search?",
+            share > 0.3,
+            f"{share:.0%} of them (0.3 is asked for)",
+            "read what they answer without a search; a warm start teaches a model to search",
         )
     solved = tally.solved()
     if solved:
         some = sum(row["questions"] for row in solved if row["attempts"] == ATTEMPTS[1])
         total = sum(row["questions"] for row in solved)
         text = f"{some:.0f} of {total:.0f} questions: these earn the difficulty reward"
-        yield RunCheck("Do some, not all attempts solve a question?", some > 0, text)
+        yield RunCheck("Do some, not all attempts solve a question?", some > 0, text, _NO_DIFFICULTY)

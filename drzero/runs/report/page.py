@@ -17,14 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-from omegaconf import OmegaConf
 from vl_convert import javascript_bundle
 
 from data.examples import Examples
 from drzero.ops.files import atomic_write
-from drzero.preflight.machine import declared_machine
 from drzero.recipe.compose import RESOLVED
-from drzero.recipe.gpu_prices import RATES_DATE
 from drzero.runs.loop_folder import stage_runs, stages, versions
 from drzero.runs.report import loop
 from drzero.runs.report.answers import asked, counted, next_step, troubles
@@ -32,6 +29,7 @@ from drzero.runs.report.charts import Chart, page_spec, training_charts
 from drzero.runs.report.checklist import ComponentState, RunCheck, component_states, training_checks
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.learning import verdict
+from drzero.runs.report.machine import cost_of, machine_of
 from drzero.runs.report.table import PACK_SIZE, TrajectoryTable
 from drzero.runs.report.text import FOLDER, TEMPLATES, visible
 from drzero.runs.report.trajectories import count_lines, read_trajectories, trajectory_files
@@ -157,7 +155,7 @@ def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
         begun = stages(run)
         seconds, tokens = math.fsum(s.seconds for s in begun), sum(s.tokens for s in begun)
         first = next(iter(stage_runs(run)), run)
-    machine = _machine(first)
+    machine = machine_of(first)
     facts = {
         "run": run.name,
         "stage": {"hrpo": "challenger (HRPO)", "grpo": "solver (GRPO)", "environment": "train (GRPO)"}.get(
@@ -168,7 +166,7 @@ def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
         "engine": first.setting("actor_rollout_ref.rollout.name") or first.setting("solver.engine"),
         "took": _duration(seconds),
         "tokens": f"{tokens:,}" if isinstance(tokens, int) and tokens else None,
-        "cost": _cost(run, first.config, seconds) or (machine and "no price for this machine"),
+        "cost": cost_of(run, first.config, seconds) or (machine and "no price for this machine"),
         "trajectories": f"{table.total:,}" if table.total else None,
         "command": run.command,
         "config as run": f"{RESOLVED}.yaml" if run.config else None,
@@ -186,28 +184,6 @@ def _model(run: RunFolder) -> str | None:
         run.setting("actor_rollout_ref.model.path") or run.report.get("model") or run.setting("challenger")
     )
     return "/".join(str(named).rsplit("/", 2)[-2:]) if named else None
-
-
-def _machine(run: RunFolder) -> str | None:
-    device, gpus, nodes = (run.setting(f"machine.{key}") for key in ("device", "gpus", "nodes"))
-    if device is None:
-        return None
-    gpu = run.setting("compute.type") or run.setting("machine.gpu") or "GPU"
-    one = "no GPU" if device == "cpu" else f"{run.setting('compute.count') or gpus} × {gpu}"
-    return f"{nodes} machines with {one}" if (nodes or 1) > 1 else one
-
-
-def _cost(run: RunFolder, config: Mapping[str, Any], seconds: float | None) -> str | None:
-    """From the launcher's record, else from the price table if the machine has a price."""
-    if run.spent_usd is not None:
-        return f"${run.spent_usd:.2f} for all its launches"
-    declared = {name: config[name] for name in ("compute", "machine") if name in config}
-    if not seconds or len(declared) < 2:
-        return None
-    rate = declared_machine(OmegaConf.create(declared), starting=True).usd_per_hour
-    if not rate:
-        return None
-    return f"${rate * seconds / 3600:.2f} at ${rate:.2f} an hour (prices of {RATES_DATE}), pauses included"
 
 
 def _duration(seconds: float | None) -> str | None:
