@@ -1,7 +1,9 @@
 """The folder of a self-evolution loop: its stages by iteration, and their own runs."""
 
 import re
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ class StageState:
 
     name: str
     state: str
-    seconds: float
+    seconds: float  # over all starts, the present one included
     tokens: int
     figures: Mapping[str, Any]
     error: str | None
@@ -38,7 +40,7 @@ def stages(loop: RunFolder) -> list[StageState]:
             StageState(
                 name=name,
                 state="killed" if is_killed else str(entry.get("state")),
-                seconds=float(entry.get("seconds") or 0),
+                seconds=float(entry.get("seconds") or 0) + _seconds_open(loop, name, entry),
                 tokens=int(entry.get("tokens") or 0),
                 figures=entry.get("figures") or {},
                 error=entry.get("error"),
@@ -46,6 +48,35 @@ def stages(loop: RunFolder) -> list[StageState]:
             )
         )
     return found
+
+
+def _seconds_open(loop: RunFolder, name: str, entry: Mapping[str, Any]) -> float:
+    """What a start that never ended took: until now, or until the stage's log was last written."""
+    if entry.get("state") != "running" or not entry.get("started"):
+        return 0.0
+    ended = time.time()
+    if not loop.is_running:
+        with suppress(OSError):
+            ended = (loop.folder / "logs" / f"{name}.log").stat().st_mtime
+    return max(ended - float(entry["started"]), 0.0)
+
+
+def progress(loop: RunFolder) -> str:
+    """How far a loop is that has not finished, in a sentence, else nothing."""
+    all_of = stages(loop)
+    done = [stage for stage in all_of if stage.state == "complete"]
+    count = f"{len(done)} of {len(all_of)} stages are complete"
+    left = [stage for stage in all_of if stage.state != "complete"]
+    if not left:
+        return ""
+    if not loop.is_running:
+        begun = left[0].state != "pending"
+        return (
+            f"It ended in {left[0].name}: {count}." if begun else f"It ended before {left[0].name}: {count}."
+        )
+    if left[0].state == "running":
+        return f"{left[0].name} has run for {left[0].seconds / 60:.1f} minutes: {count}."
+    return f"{left[0].name} comes next: {count}."
 
 
 def stage_runs(loop: RunFolder) -> list[RunFolder]:

@@ -46,7 +46,7 @@ _DRAWN = (
 )
 _Entry = shape(
     {"state": str},
-    **{"seconds": float, "tokens": int, "error": str | None},
+    **{"seconds": float, "started": float | None, "tokens": int, "error": str | None},
     **{"figures": dict[str, Any], "versions": dict[str, str]},
 )
 _SERIOUS = {"crash", "hung", "silent", "restart", "stall", "exit", OUT_OF_TIME, "end", ALARM_KIND}
@@ -206,6 +206,8 @@ class RunFolder(RunRecords):
         for name, entry in self.entries.items():
             if entry.get("state") != "complete":
                 state = "killed" if entry.get("state") == "running" else entry.get("state")
+                if state == "pending":
+                    state = "not begun"
                 advice = f"see evolve/logs/{name}.log, then rerun `drzero evolve`: it resumes there"
                 return Death("not finished", f"{name}: {entry.get('error') or state}", name, advice=advice)
         return Death("finished", "every stage that was begun is complete")

@@ -30,6 +30,18 @@ def count(page: Page) -> int:
     return int(text.split()[0])
 
 
+def open_changed(page: Page) -> list[str]:
+    """Where the conversations are from that the links of changed questions open."""
+    opened = []
+    for link in page.locator(".changed a").all():
+        link.click()
+        page.wait_for_selector("#one[open] .turn")
+        opened.append(page.inner_text("#one .where"))
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#one", state="hidden")
+    return opened
+
+
 def use_table(page: Page) -> dict[str, Any]:
     """Filter, sort and open rows, the latter with the keyboard alone."""
     seen: dict[str, Any] = {"all": count(page)}
@@ -78,14 +90,15 @@ def visit(browser: Browser, path: str, folder: Path) -> dict[str, Any]:
     page.on("request", lambda request: seen["requests"].append(request.url))
     page.goto(Path(path).as_uri())
     page.wait_for_selector("body[data-drawn]")
+    for fold in page.locator("details:not([open]):has(.chart) > summary").all():
+        fold.click()
+    page.wait_for_function("[...document.querySelectorAll('.chart')].every(one => one.querySelector('svg'))")
     charts = page.locator(".chart")
     seen["charts"] = charts.count()
     seen["drawn"] = sum(
         charts.nth(place).locator("svg path[d]").count() > 0 for place in range(charts.count())
     )
-    seen["stages"] = page.locator(".loop .stage").evaluate_all(
-        "stages => stages.map(stage => [stage.offsetWidth, getComputedStyle(stage, '::before').content])"
-    )
+    seen["changed"] = open_changed(page)
     if page.locator("#rows tbody tr").count():
         seen["table"] = use_table(page)
     context.close()
@@ -94,6 +107,7 @@ def visit(browser: Browser, path: str, folder: Path) -> dict[str, Any]:
     page.on("console", lambda message: seen["messages"].append(message.text))
     page.goto(Path(path).as_uri())
     page.wait_for_selector("body[data-drawn]")
+    seen["folded"] = page.locator("details:not([open]) .chart").count()
     seen["drawn under the policy"] = page.locator(".chart svg").count()
     seen["width on a phone"] = page.evaluate("document.documentElement.scrollWidth")
     seen["cut off on a phone"] = page.locator(".chart svg text").evaluate_all(CUT_OFF)

@@ -69,14 +69,15 @@ def seen(python, tmp_path_factory):
 
 
 def test_every_chart_is_drawn_also_under_the_pages_own_policy(seen):
-    assert seen["finished"]["charts"] >= 10 and seen["loop"]["charts"] == 3 and seen["empty"]["charts"] == 0
+    assert seen["finished"]["charts"] >= 10 and seen["loop"]["charts"] == 1 and seen["empty"]["charts"] == 0
     for page in seen.values():
-        assert page["drawn"] == page["drawn under the policy"] == page["charts"]
+        assert page["drawn"] == page["charts"] == page["drawn under the policy"] + page["folded"]
 
 
-def test_the_loop_is_drawn_as_boxes_with_arrows_between_those_of_an_iteration(seen):
-    widths, arrows = zip(*seen["loop"]["stages"], strict=True)
-    assert min(widths) > 50 and arrows == ("none", "none", '"→"', '"→"', '"→"')
+def test_a_question_that_changed_opens_as_it_was_before_and_after(seen):
+    opened = [where.rpartition(",")[0] for where in seen["loop"]["changed"]]
+    files = [f"../evaluate_iter{number}/answers.jsonl, line" for number in (0, 1)]
+    assert opened == [f"{file} {line}" for line in (3, 4) for file in files]  # won, then lost
 
 
 def test_no_page_says_anything_on_the_console_or_asks_for_anything(seen):

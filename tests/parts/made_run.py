@@ -164,6 +164,22 @@ def _snapshot(seconds: float) -> dict[str, Any]:
     }
 
 
+def _answer_row(number: int, given: str) -> dict[str, Any]:
+    """A line of an evaluation. The second of three questions has its own answer."""
+    target = ("Vizmam", "Porlal", "Vizmam")[number]
+    return {
+        "key": f"demo_1hop/{number}",
+        "benchmark": "demo_1hop",
+        "hop": 1,
+        "question": f"Where is <b>it</b>, {number}?",
+        "targets": [target],
+        "answer": given,
+        "right": given == target,
+        "f1": float(given == target),
+        "trajectory": conversation("", given).to_dict(),
+    }
+
+
 def loop_run(checkpoints: Path) -> Path:
     """A loop of one iteration whose solver has failed, next to its stages' folders."""
     challenger_run(checkpoints / "challenger_iter1")
@@ -176,18 +192,8 @@ def loop_run(checkpoints: Path) -> Path:
             "f1": 0.5,
         }
         report = {"benchmarks": {"demo_1hop": {**score, "searches": 1.0, "failed": 0}}, "averages": {}}
-        answer = {
-            "key": "demo_1hop/1",
-            "benchmark": "demo_1hop",
-            "hop": 1,
-            "question": "Where is it?",
-            "targets": ["Vizmam"],
-            "answer": "Vizmam",
-            "right": True,
-            "f1": 1.0,
-            "trajectory": conversation("", "Vizmam").to_dict(),
-        }
-        lines(checkpoints / name / "answers.jsonl", [{"identity": {}}, answer])
+        given = ("Vizmam", "Porlal", "Porlal") if right == 20 else ("Vizmam", "Vizmam", "Vizmam")
+        lines(checkpoints / name / "answers.jsonl", [{"identity": {}}, *map(_answer_row, range(3), given)])
         (checkpoints / name / "report.json").write_text(json.dumps(report))
     synthesis = checkpoints / "synthesize_iter1"
     sample = {"prompt_index": 5, "sample": 0, "trajectory": conversation("Who is it?", "her").to_dict()}

@@ -409,7 +409,14 @@ def _peak(points: Points) -> float:
 
 
 def scores_chart(
-    name: str, title: str, rows: Sequence[ChartRow], x: str, series: str | None = None, *, joined: bool = True
+    name: str,
+    title: str,
+    rows: Sequence[ChartRow],
+    x: str,
+    series: str | None = None,
+    *,
+    joined: bool = True,
+    about: str = "With 95 % intervals. Where two hardly overlap, more than chance differs.",
 ) -> list[Chart]:
     """Scores with their intervals between 0 and 1: rows of `em`, `low`, `high`, `n`, by `x`.
 
@@ -425,7 +432,7 @@ def scores_chart(
     tip = [*_fields(x, *([series] if series else ())), *_fields("em", "low", "high", format=".3f")]
     spec: Spec = {
         "data": {"values": list(rows)},
-        "encoding": {"x": _names(x, rows), **seen, "tooltip": [*tip, {"field": "n"}]},
+        "encoding": {"x": _names(x, rows) | {"title": None}, **seen, "tooltip": [*tip, {"field": "n"}]},
         "layer": [
             *([{"mark": line | first, "encoding": {"y": y}}] if joined else ()),
             {"mark": {"type": "rule", "strokeWidth": 1.5, **first}, "encoding": ends},
@@ -435,34 +442,11 @@ def scores_chart(
             },
         ],
     }
-    about = (
-        "With the 95 % interval over the questions asked. Where two hardly overlap, more than chance differs."
-    )
     return [Chart(name, title, about, spec)]
 
 
 def _beside(series: str) -> Spec:
     return {"field": series, "sort": None, "scale": {"paddingOuter": 6}}  # else they would leave their place
-
-
-def counts_chart(
-    name: str, title: str, about: str, rows: Sequence[ChartRow], x: str, series: str
-) -> list[Chart]:
-    """Stacked counts: rows of `count` by `x` and, in colour, by `series`, a column for each `run`."""
-    if not rows:
-        return []
-    spec: Spec = {
-        "data": {"values": list(rows)},
-        "mark": "bar",
-        "encoding": {
-            "x": _names(x, rows),
-            "xOffset": {"field": "run", "sort": None, "scale": {"paddingInner": 0.08}},
-            "y": _number("count"),
-            "color": _color(series, rows),
-            "tooltip": _fields("run", x, series, "count"),
-        },
-    }
-    return [Chart(name, title, about, spec)]
 
 
 def page_spec(chart: Chart) -> Spec:

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from scipy import stats
 
-from drzero.ops.records import json_lines, read_object, shape
+from drzero.ops.records import JsonTail, read_object, shape
 from drzero.runs.report.figures import Estimate, Tally, hops
 from drzero.runs.run_folder import NotARun, RunFolder
 from drzero.stages.evaluate import ANSWERS, Records
@@ -72,14 +72,14 @@ def verdict(run: RunFolder, tally: Tally) -> Verdict:
         return Verdict("nothing yet", "No step has a trajectory that counts.")
     # A validation of six questions says nothing, and the steps may.
     about, changes = next((one for one in found if any(c.least_p < SURE for c in one[1])), found[0])
-    answer, told = _judged(changes)
+    answer, told = judged(changes)
     others = [change for change in changes if change not in told]
     more = [*map(str, others), *["so few can show no change, however large"] * (answer == _FEW), about]
     more += [str(change) for _, rest in found if rest is not changes for change in rest]
     return Verdict(answer, "; ".join(map(str, told)), tuple(more))
 
 
-def _judged(changes: Sequence[Change]) -> tuple[str, Sequence[Change]]:
+def judged(changes: Sequence[Change]) -> tuple[str, Sequence[Change]]:
     """The answer, and the changes that carry it. The last of several is their total."""
     parts, total = (changes[:-1], changes[-1]) if len(changes) > 1 else (changes, changes[0])
     sure = [change for change in parts if change.p * len(parts) < SURE]
@@ -100,7 +100,12 @@ def _evaluations(run: RunFolder) -> list[Change]:
     before, after = (run.folder.parent / f"evaluate_iter{number}" for number in (iteration - 1, iteration))
     if not (_is_later(after, run) and (before / RESULT).is_file()):
         return []
-    changes = by_benchmark(_records(before), _records(after))
+    return evaluated(before, after)
+
+
+def evaluated(before: Path, after: Path) -> list[Change]:
+    """The changes between two evaluations' folders, by benchmark and over all questions."""
+    changes = by_benchmark(records(before), records(after))
     return [_of_pairs(_named(name), change) for name, change in changes.items()]
 
 
@@ -121,10 +126,10 @@ def _is_later(evaluation: Path, run: RunFolder) -> bool:
     return (evaluation / RESULT).is_file() and bool(start) and start[0]["time"] >= max(times, default=0.0)
 
 
-def _records(folder: Path) -> Records:
+def records(folder: Path) -> Records:
+    """An evaluation's answers to the questions it asked, without their conversations."""
     asked = read_object(folder / REPORT).get("benchmarks") or {}
-    lines = (record for _, record in json_lines(folder / ANSWERS, _ANSWER) if record)
-    # Without their conversations: there may be many.
+    lines = JsonTail(folder / ANSWERS, _ANSWER).stream(to_end=True)
     return [{key: line[key] for key in _KEYS} for line in lines if line["benchmark"] in asked]
 
 

@@ -52,14 +52,19 @@ def _times(nodes: int | None, machine: str) -> str:
     return f"{nodes} machines with {machine}" if (nodes or 1) > 1 else machine
 
 
+def usd_per_hour(config: Mapping[str, Any]) -> float:
+    """The price of the machine of a run's config, 0 without one."""
+    declared = {name: config[name] for name in ("compute", "machine") if name in config}
+    if len(declared) < 2:
+        return 0.0
+    return declared_machine(OmegaConf.create(declared), starting=True).usd_per_hour
+
+
 def cost_of(run: RunFolder, config: Mapping[str, Any], seconds: float | None) -> str | None:
     """From the launcher's record, else from the price table if the machine has a price."""
     if run.spent_usd is not None:
         return f"${run.spent_usd:.2f} for all its launches"
-    declared = {name: config[name] for name in ("compute", "machine") if name in config}
-    if not seconds or len(declared) < 2:
-        return None
-    rate = declared_machine(OmegaConf.create(declared), starting=True).usd_per_hour
-    if not rate:
+    rate = usd_per_hour(config)
+    if not seconds or not rate:
         return None
     return f"${rate * seconds / 3600:.2f} at ${rate:.2f} an hour (prices of {RATES_DATE}), pauses included"

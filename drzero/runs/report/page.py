@@ -22,7 +22,7 @@ from vl_convert import javascript_bundle
 from data.examples import Examples
 from drzero.ops.files import atomic_write
 from drzero.recipe.compose import RESOLVED
-from drzero.runs.loop_folder import stage_runs, stages, versions
+from drzero.runs.loop_folder import progress, stage_runs, stages, versions
 from drzero.runs.report import loop
 from drzero.runs.report.answers import asked, counted, next_step, troubles
 from drzero.runs.report.charts import Chart, page_spec, training_charts
@@ -66,9 +66,10 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
         charts=charts,
         checks=checks,
         components=components,
-        stages=stages(run),
+        **_loop(run, table),
         scores=loop.score_rows(run),
         changes=loop.score_changes(run),
+        pairs=[pair for folder in _syntheses(run) for pair in loop.pairs_by_hop(folder)],
         gates=[outcome for folder in _syntheses(run) for outcome in loop.gate_outcomes(folder)],
         examples=_examples(run),
         preview=run.report if run.kind == "preview" and "cost" in run.report else None,
@@ -105,6 +106,20 @@ def _answers(
     }
 
 
+def _loop(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
+    """What a loop's page begins with."""
+    if run.kind != "loop":
+        return {"iterations": []}
+    return {
+        "iterations": loop.iterations(run),
+        "loop_verdict": loop.loop_verdict(run),
+        "progress": progress(run),
+        "changed": loop.changed(run, table.listed),
+        "order": loop.STAGES,
+        "made": list(dict.fromkeys(name for one in loop.iterations(run) for name in one.made)),
+    }
+
+
 def waiting_page(reason: str) -> str:
     """A page for a folder without a run, which reloads every few seconds."""
     template = TEMPLATES.from_string(
@@ -133,7 +148,7 @@ def _read(run: RunFolder) -> tuple[TrajectoryTable, Tally, list[str]]:
 def _charts(run: RunFolder, tally: Tally) -> list[Chart]:
     if run.kind == "training":
         return training_charts(run, tally)
-    return [*loop.score_charts(run), *loop.synthesis_charts(_syntheses(run))]
+    return loop.score_charts(run)
 
 
 def _syntheses(run: RunFolder) -> list[Path]:
