@@ -93,7 +93,7 @@ chaos-ops: setup ## Break a run's parts one by one, and check what the watchdog 
 	PYTHONPATH=tests/parts $(BIN)/python tests/chaos_ops.py $(ARGS)
 
 # Reports are opened in a browser where one is on the path: apt-get install chromium.
-compat: setup ## The pinned SGLang, Inspect AI's log format, a report in Chromium, the images' versions (needs a network)
+compat: setup ## The pinned SGLang, Inspect AI's log format, reports and the docs in Chromium, the images' versions (needs a network)
 	DRZERO_COMPAT=1 $(BIN)/python -m pytest -q tests/compat $(ARGS)
 	$(BIN)/python -m drzero.launch.image.check
 
@@ -104,13 +104,14 @@ image-proof: setup ## The GPU image's packages, installed and imported without a
 # needs the generator.
 .venv-docs/.ready: requirements-docs.txt
 	sh setup.sh "$(PYTHON)" .venv-docs
-	.venv-docs/bin/pip install --quiet -r requirements-docs.txt
+	.venv-docs/bin/pip install --quiet --no-deps -r requirements-docs.txt
 	@touch $@
 
 docs: .venv-docs/.ready ## The docs as a site in build/site; a broken link, or a page that loads from elsewhere, ends the build
 	rm -rf build/pages build/site
 	mkdir -p build/pages
-	cp --parents README.md CONTRIBUTING.md LICENSE docs/* */README.md drzero/policies/*/README.md environments/*/*/README.md examples/*.py build/pages
+	cp --parents README.md CONTRIBUTING.md LICENSE docs/*.* bench/*.png */README.md drzero/policies/*/README.md environments/*/*/README.md examples/*.py build/pages
+	cp .venv-docs/lib/python3.*/site-packages/mkdocs/contrib/search/templates/search/lunr.js build/pages/docs
 	.venv-docs/bin/zensical build --clean --strict
 	! grep -rE '<(script|link|img|iframe)[^>]* (src|href)="?(https?:)?//' --include='*.html' build/site
 	@echo 'Open build/site/index.html, or with its search: $(PYTHON) -m http.server -b 127.0.0.1 -d build/site 8000'
