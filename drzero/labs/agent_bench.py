@@ -34,14 +34,7 @@ from drzero.labs.agents.builtin import environment_agent
 from drzero.labs.agents.contract import AgentClass, RewardRule
 from drzero.labs.agents.load import EXAMPLE, is_class, load_agent, load_items
 from drzero.labs.agents.proxy import ModelCall, Recorder, readable
-from drzero.labs.agents.report import (
-    failed_share,
-    faults,
-    print_bench,
-    print_runs,
-    record,
-    unexplained,
-)
+from drzero.labs.agents.report import failed_share, faults, print_bench, print_runs, record, unexplained
 from drzero.labs.agents.runs import NO_KEY, AgentRun, Bench, Plan, play
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.console import say, set_verbose

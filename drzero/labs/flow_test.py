@@ -38,11 +38,7 @@ from drzero.recipe.overrides import key_of
 from drzero.stages.flow import COUNTERS_FILE, flow_monitor
 from drzero.stages.watch import PROGRESS, watch_plan
 
-_OPTIONS = {
-    "--seconds": "flow_test.seconds",
-    "--provoke": "flow_test.provoke",
-    "--stage": "flow_test.stage",
-}
+_OPTIONS = {"--seconds": "flow_test.seconds", "--provoke": "flow_test.provoke", "--stage": "flow_test.stage"}
 _TEST_KEYS = ("flow_test", "flow", "run", "watchdog")  # of the test, not of the run it is for
 
 

@@ -182,11 +182,7 @@ async def play_questions(
 
 
 async def _judge(
-    config: DictConfig,
-    challenger: SearchAgent,
-    solver: SolverAgent,
-    sample: Sample,
-    about: Mapping[str, Any],
+    config: DictConfig, challenger: SearchAgent, solver: SolverAgent, sample: Sample, about: Mapping[str, Any]
 ) -> _Judged:
     asked = await challenger.converse(sample.messages, sample.seed)
     if not asked.finished:

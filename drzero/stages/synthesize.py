@@ -195,11 +195,7 @@ def generator_name(config: DictConfig, identity: str) -> str:
 
 
 async def play_samples(
-    config: DictConfig,
-    model: StageModel,
-    missing: Sequence[Sample],
-    journal: Journal,
-    services: ServiceGroup,
+    config: DictConfig, model: StageModel, missing: Sequence[Sample], journal: Journal, services: ServiceGroup
 ) -> list[Failed[Sample]]:
     """Returns the samples that failed twice. Raises ConversationsFailed if too many of all did."""
     async with served_agent(SearchAgent, config, model) as agent:
@@ -231,11 +227,7 @@ def passing_pairs(samples: Sequence[PromptRow], rows: Sequence[PromptRow], gates
 
 
 def _select(
-    config: DictConfig,
-    rows: Sequence[PromptRow],
-    samples: Sequence[PromptRow],
-    generator: str,
-    gates: Gates,
+    config: DictConfig, rows: Sequence[PromptRow], samples: Sequence[PromptRow], generator: str, gates: Gates
 ) -> tuple[dict[str, Any], dict[str, Path]]:
     """Returns the report and the split's and rejects' files. Raises DataError if no prompt gave a pair."""
     folder = Path(config.run.dir)

@@ -3,8 +3,6 @@
 import json
 import os
 import zipfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -17,7 +15,7 @@ from verl_ext.checkpoints import TRACKER, step_folder
 class World:
     """A challenger's second iteration of 4 steps, `second`, and the run before it, `first`."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder, model):
         self.folder, self.model = folder, model
         self.config: DictConfig = OmegaConf.create(
             {
@@ -38,7 +36,7 @@ class World:
             }
         )
 
-    def save(self, run: str, step: int, devices: int = 1, **changes: Any) -> Path:
+    def save(self, run, step, devices=1, **changes):
         """Write the files of a checkpoint that a start reads, with changes to the model's config."""
         actor = step_folder(self.folder / run, step) / "actor"
         (actor / "huggingface").mkdir(parents=True)
@@ -51,11 +49,11 @@ class World:
         self.record(run, step)
         return actor
 
-    def record(self, run: str, step: int) -> None:
+    def record(self, run, step):
         (self.folder / run).mkdir(exist_ok=True)
         (self.folder / run / TRACKER).write_text(str(step))
 
-    def refusal(self) -> str:
+    def refusal(self):
         with pytest.raises(CheckError) as refused:
             choose_start(self.config)
         return str(refused.value)

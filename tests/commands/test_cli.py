@@ -15,7 +15,7 @@ from drzero.recipe.settings.schema import own_keys, schema_of
 
 @pytest.mark.parametrize(("error", "code"), [(UserError, 2), (RunFailed, 1), (OutOfTime, 75)])
 def test_one_of_our_errors_is_one_line_and_its_exit_code(error, code, monkeypatch, capsys):
-    def fail(command: cli.CliCommand, arguments: object) -> None:
+    def fail(command, arguments):
         raise error("what is wrong")
 
     monkeypatch.setattr(cli.CliCommand, "__call__", fail)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class Fetched:
     errors: list[str]
 
 
-def fetch(url: str, cache: Path, *lines: Sequence[str]) -> tuple[list[int], list[str]]:
+def fetch(url, cache, *lines):
     """Exit codes and other lines of standard error."""
     own = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(

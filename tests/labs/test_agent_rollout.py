@@ -3,7 +3,6 @@
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ ONE_TURN = {"turns": [{"text": "<answer>Vell</answer>", "truncated": False, "cal
 A_SEARCH = {"turns": [{"text": "…", "truncated": False, "calls": [{"raw": "{}"}]}, *ONE_TURN["turns"]]}
 
 
-def row(key: str, score: float, trajectory: dict[str, Any], why: str | None = None) -> dict[str, Any]:
+def row(key, score, trajectory, why=None):
     reward = {"score": score, "valid": why is None, "reason_invalid": why}
     return {"key": key, "question": "Who came?", "trajectory": trajectory, "rollout_s": 2.0, "reward": reward}
 
@@ -53,7 +52,7 @@ def left(tmp_path):
     return Rollouts(tmp_path, "solver, rollout: 2 batches of 2 prompts × 2")
 
 
-def worker_wrote(folder: Path) -> None:
+def worker_wrote(folder):
     progress = Progress(None)
     for _ in range(6):
         with progress.waiting("rollout"), progress.waiting("reward"):
@@ -103,7 +102,7 @@ def test_a_run_without_update_has_only_batches(config):
     assert config.run.max_failed_share == 1.0 and trainer.logger == ["file"]
 
 
-def benched(*words: str) -> tuple[int, str]:
+def benched(*words):
     err = io.StringIO()
     with redirect_stderr(err):
         code = main(["agent-bench", *words])
@@ -126,7 +125,7 @@ def test_a_class_of_ones_own_an_environment_and_a_stage_in_another_mode_are_refu
 def test_the_mode_of_the_stage_is_still_its_own_and_other_words_go_to_it(tmp_path, monkeypatch):
     asked: list[Any] = []
 
-    def run(*words: Any) -> Rollouts:
+    def run(*words):
         asked.extend(words)
         return Rollouts(tmp_path, "challenger", ended=RunFailed("services died"))
 
@@ -138,7 +137,7 @@ def test_the_mode_of_the_stage_is_still_its_own_and_other_words_go_to_it(tmp_pat
 
 
 def test_a_trainer_that_ends_in_its_second_batch_leaves_a_table(left, config, monkeypatch):
-    def ends(*_: Any) -> None:
+    def ends(*_):
         raise RunFailed("trainer ended with exit code 1")
 
     monkeypatch.setattr(agent_rollout, "prepared", lambda composed, stage: config)

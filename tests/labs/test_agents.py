@@ -61,23 +61,23 @@ def no_key(monkeypatch):
     monkeypatch.delenv(MODEL_KEY, raising=False)
 
 
-def bench(url: str, name: str, items: list[Any], **plan: Any) -> Bench:
+def bench(url, name, items, **plan):
     agent = load_agent(f"bench_agents:{name}", {})
     with Recorder(url) as recorder:
         return asyncio.run(play(agent, items, Plan(**{"at_once": True, **plan}), recorder))
 
 
-def found(bench: Bench, max_pause_s: float | None = None) -> list[str]:
+def found(bench, max_pause_s=None):
     return list(faults(bench, max_pause_s))
 
 
-def line_of(code: str) -> int:
+def line_of(code):
     """The number of the line of `bench_agents` that has this code."""
     lines = Path(bench_agents.__file__).read_text().splitlines()
     return next(number for number, line in enumerate(lines, start=1) if code in line)
 
 
-def command(url: str, folder: Path, *words: str) -> int:
+def command(url, folder, *words):
     places = [f"paths.corpus={folder}", f"paths.checkpoints={folder}", f"endpoint={url}", "hardware=cpu"]
     return main(["agent-bench", *words, *places])
 
@@ -113,7 +113,7 @@ def test_one_item_is_played_where_a_debugger_stops_in_the_commands_own_process_a
 ):
     own, stopped = psutil.Process(), list[Any]()
 
-    def hook() -> None:
+    def hook():
         stopped.append((os.getpid(), threading.get_ident(), own.children()))
 
     monkeypatch.setattr(sys, "breakpointhook", hook)
@@ -239,7 +239,7 @@ def test_what_is_no_reward_is_a_failure_and_no_zero(url):
 def test_a_client_that_leaves_cancels_the_generation_behind_the_recorder(served):
     url, engine = served
 
-    async def leave() -> None:
+    async def leave():
         async with httpx.AsyncClient(timeout=0.5) as http:
             with pytest.raises(httpx.ReadTimeout):
                 body = {"model": "tiny", "prompt": [9], "max_tokens": 1900, "n": 8}

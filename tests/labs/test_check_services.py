@@ -4,14 +4,10 @@ import asyncio
 import io
 import json
 import sys
-from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import unused_port
-from omegaconf import DictConfig
 from stage_run import RUN_LIMIT_S
 
 from drzero.cli import main
@@ -40,7 +36,7 @@ PASSAGE = {"title": "Town", "text": "Vell came.", "contents": "Town\nVell came."
 PROBES = ["search", "solver turn", "tool call", "answer", "reward"]
 
 
-def retrieve(body: dict[str, Any]) -> dict[str, Any]:
+def retrieve(body):
     return {"result": [[PASSAGE] for _ in body["queries"]]}
 
 
@@ -52,17 +48,17 @@ def config(prepared, tmp_path):
     return made
 
 
-def use(config: DictConfig, service: str, url: str) -> None:
+def use(config, service, url):
     config[service].port = int(url.rsplit(":", 1)[1])
 
 
-def scripted(*texts: str) -> Callable[[dict[str, Any]], Any]:
+def scripted(*texts):
     """A solver that says these in turn."""
     left = list(texts)
     return lambda body: {"choices": [{"text": left.pop(0), "finish_reason": "stop"}]}
 
 
-def probed(config: DictConfig, stage: str = "challenger") -> Probes:
+def probed(config, stage="challenger"):
     probes = Probes()
     asyncio.run(probe_stage(config, stage, ASKED, probes))
     return probes
@@ -219,7 +215,7 @@ def test_another_stage_is_refused():
 # With the trainer -------------------------------------------------------------------------------------------
 
 
-def trainer_wrote(folder: Path, *, failed: int = 0) -> None:
+def trainer_wrote(folder, *, failed=0):
     """What a validation of one prompt leaves: heartbeats, counters, a worker's file, veRL's dump."""
     (folder / "progress").mkdir(parents=True)
     (folder / "check").mkdir()

@@ -6,7 +6,7 @@ its next token as a trained one.
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import uvicorn
-from fastapi import FastAPI, Request
 from solver_rows import solver_row
 from tiny_model import save_tiny_model
 
@@ -57,7 +56,7 @@ def questions(tmp_path_factory):
 
 
 @contextmanager
-def served(app: FastAPI) -> Iterator[str]:
+def served(app):
     """The address of an application on loopback."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical")
     server = uvicorn.Server(config)
@@ -73,11 +72,11 @@ def served(app: FastAPI) -> Iterator[str]:
 Faulty = Callable[[SamplingParams], SamplingParams]
 
 
-def application(folder: Path, change: Faulty = lambda params: params) -> tuple[FastAPI, Any, Any]:
+def application(folder, change=lambda params: params):
     """The reference engine's own server over a model, its engine and its tokenizer."""
 
     class Changed(ReferenceEngine):
-        async def generate(self, prompt_ids: Any, params: SamplingParams, *rest: Any, **more: Any) -> Any:
+        async def generate(self, prompt_ids, params, *rest, **more):
             return await super().generate(prompt_ids, change(params), *rest, **more)
 
     model, tokenizer = load_model(str(folder))
@@ -95,7 +94,7 @@ class Compared:
     err: str
     worst: list[dict[str, Any]]
 
-    def row(self, check: str) -> str:
+    def row(self, check):
         return next(line for line in self.out.splitlines() if line.strip().startswith(check))
 
 
@@ -104,7 +103,7 @@ Compare = Callable[..., Compared]
 
 @pytest.fixture
 def compare(model_folder, questions, tmp_path, capsys, request):
-    def run(endpoint: str, *overrides: str) -> Compared:
+    def run(endpoint, *overrides):
         words = [f"model={model_folder}", f"data={questions}", "hardware=cpu", f"endpoint={endpoint}"]
         words += ["n=4", f"compare.tokens={TOKENS}", f"paths.checkpoints={tmp_path}", "solver.dtype=float32"]
         words += ["compare.draws=50", *overrides]
@@ -160,12 +159,12 @@ def test_a_sampler_that_ignores_top_p_is_found_by_its_draws(compare, model_folde
     assert "FAIL" in found.row("top-p 0.7") and "PASS" in found.row("greedy sequences")
 
 
-def with_chat(folder: Path, shows: Callable[[list[Any]], list[Any]]) -> FastAPI:
+def with_chat(folder, shows):
     """The engine's server with another chat endpoint, which renders some of the messages."""
     app, engine, tokenizer = application(folder)
 
     @app.post("/v1/chat/completions")
-    async def chat(request: Request) -> dict[str, Any]:
+    async def chat(request):
         body = await request.json()
         ids = render_prompt_ids(tokenizer, shows(body["messages"]), body["tools"])
         made = await engine.generate(ids, SamplingParams(max_tokens=body["max_tokens"], temperature=0))
@@ -180,7 +179,7 @@ def with_chat(folder: Path, shows: Callable[[list[Any]], list[Any]]) -> FastAPI:
 
 
 def test_a_server_that_drops_the_system_prompt_is_found(compare, model_folder):
-    def without_system(messages: list[Any]) -> list[Any]:
+    def without_system(messages):
         return [message for message in messages if message["role"] != "system"]
 
     prompted = [{"role": "system", "content": "Answer in one word."}]
@@ -198,7 +197,7 @@ def test_a_server_that_drops_the_system_prompt_is_found(compare, model_folder):
 
 
 def test_an_endpoint_of_text_alone_is_refused_with_what_can_be_compared(compare, start_peer):
-    def answer(body: dict[str, Any]) -> dict[str, Any]:
+    def answer(body):
         return {"choices": [{"text": " Vell", "finish_reason": "stop"}]}
 
     peer = start_peer("/v1/completions", answer, {"/v1/models": {"data": [{"id": "text"}]}})
@@ -221,7 +220,7 @@ def test_a_tie_is_told_from_a_true_difference_by_the_log_probs_of_both(model_fol
     margin = float(last.values[0] - last.values[1])
     made = Continued([*ids[:-1], int(last.indices[1])], [0.0] * len(ids), [])
 
-    def passes(tie: float) -> bool | None:
+    def passes(tie):
         check, parted = check_greedy(
             [prompt], [made], transformers, smollm2_tokenizer, replace(LIMITS, tie=tie)
         )
@@ -250,7 +249,7 @@ def test_a_row_is_scored_as_its_stage_scores_it(tmp_path, smollm2_tokenizer):
     wording = Wording("short", 5, FieldNames(None, None, None))
     answered, pi, asked = load_prompts(str(tmp_path / "rows.parquet"), smollm2_tokenizer, wording, 3, 0)
 
-    def scored(prompt: Prompt, text: str) -> float:
+    def scored(prompt, text):
         return prompt.score_of(smollm2_tokenizer, smollm2_tokenizer.encode(text))
 
     assert (answered.scored_by, asked.scored_by) == (OF_SOLVER, OF_CHALLENGER)

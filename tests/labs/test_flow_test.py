@@ -6,12 +6,9 @@ import os
 import threading
 import time
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
-from omegaconf import DictConfig
 from watch import Watch
 
 from drzero.cli import main
@@ -27,7 +24,7 @@ from drzero.stages.watch import WAITS_ON
 from verl_ext.trainer import flow_counters, flow_load
 
 
-def compose(tmp_path: Path, *overrides: str) -> DictConfig:
+def compose(tmp_path, *overrides):
     return compose_stage("flow_test", ["hardware=cpu", f"paths.checkpoints={tmp_path}", *overrides])
 
 
@@ -106,7 +103,7 @@ def test_separate_asynchronous_mode_gets_what_verl_asks_of_its_config(tmp_path):
     assert config.actor_rollout_ref.rollout.checkpoint_engine.backend != "naive"
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
+def records(folder):
     return [json.loads(text) for text in (folder / "flow.jsonl").read_text().splitlines()]
 
 
@@ -129,7 +126,7 @@ def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path):
 
     done = threading.Event()
 
-    def watch_processes() -> None:
+    def watch_processes():
         while not done.wait(0.5):
             watch.poll(psutil.Process(os.getpid()))
 

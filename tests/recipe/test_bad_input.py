@@ -7,11 +7,10 @@ import json
 import shutil
 import socket
 from importlib.util import find_spec
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import Prepared, unused_port
+from conftest import unused_port
 from solver_rows import write_questions
 
 from drzero.cli import main
@@ -22,7 +21,7 @@ MICRO_BATCH = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"
 needs_no_sglang = pytest.mark.skipif(find_spec("sglang") is not None, reason="SGLang is installed here")
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refusal(capsys, *arguments):
     """The command line's refusal on stderr: one message with every error, no traceback."""
     capsys.readouterr()
     assert main(list(arguments)) == 2
@@ -31,17 +30,17 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return said[said.index("drzero") :]
 
 
-def files_below(folder: Path) -> list[str]:
+def files_below(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def prepare(folder: Path, corpus: Path, model: Path) -> list[str]:
+def prepare(folder, corpus, model):
     """A prepare-data command from a corpus file into an empty folder."""
     choices = ["hardware=cpu", "model=demo-policy", f"base_model={model}", "rows=8", "heldout_rows=0"]
     return ["prepare-data", *choices, f"paths.corpus={folder}", f"source={corpus}"]
 
 
-def challenger(prepared: Prepared, folder: Path, *overrides: str) -> list[str]:
+def challenger(prepared, folder, *overrides):
     """A challenger command on free ports, so that only the tested part can be wrong."""
     ports = [f"retrieval.port={unused_port()}", f"solver.port={unused_port()}"]
     return ["challenger", *prepared.overrides(folder), "data.train_batch_size=4", *ports, *overrides]

@@ -3,13 +3,11 @@
 import functools
 import itertools
 import os
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from _pytest.mark import ParameterSet
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import get_custom_reward_fn, resolve_reward_manager_cls
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 
@@ -29,7 +27,7 @@ from drzero.recipe.overrides import PLAIN_MODEL, OverrideError
 from verl_ext.rewards import challenger_score
 
 
-def options(group: str) -> list[str]:
+def options(group):
     return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
 
 
@@ -46,7 +44,7 @@ DATACLASS_NODES = [
 second_tier = pytest.mark.slow("two options at once; the first tier changes them one by one")
 
 
-def each_option_once(combinations: Iterable[tuple[str, ...]]) -> Iterator[ParameterSet]:
+def each_option_once(combinations):
     """All of them; in the first tier those that differ from the published one in a single option."""
     published = ("qwen2.5-3b", "8xh100", "sync")
     for options in combinations:
@@ -54,7 +52,7 @@ def each_option_once(combinations: Iterable[tuple[str, ...]]) -> Iterator[Parame
         yield pytest.param(*options, marks=[second_tier] if others > 1 else [])
 
 
-def combination(model: str, hardware: str, mode: str, *overrides: str) -> DictConfig:
+def combination(model, hardware, mode, *overrides):
     """The challenger by Hydra alone: `compose_stage` judges the overrides first and takes longer."""
     chosen = [f"hardware={hardware}", f"model={model}", f"mode={mode}", *overrides]
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
@@ -241,7 +239,7 @@ def test_a_mapping_cannot_set_past_our_keys_what_veRL_takes_from_them(override):
         compose_stage("challenger", ["hardware=cpu", override])
 
 
-def machine_with(gpus: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def machine_with(gpus, folder, monkeypatch):
     """Put an nvidia-smi first in the path that lists so many GPUs."""
     listing = "\n".join(f"echo 'GPU {number}: H100 (UUID: x)'" for number in range(gpus))
     script = folder / "nvidia-smi"
@@ -366,7 +364,7 @@ def test_no_secret_of_the_environment_is_in_what_is_written(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
 def test_an_asynchronous_challenger_must_be_asked_for_twice(mode):
-    def advice(*overrides: str) -> str:
+    def advice(*overrides):
         report = preflight(combination("qwen2.5-3b", "8xh100", mode, *overrides), "challenger")
         return " ".join(finding.fix for finding in report.errors)
 

@@ -20,7 +20,7 @@ names = st.text("abc", min_size=1, max_size=3)
 trees = st.dictionaries(st.tuples(names, names).map("/".join) | names.map("x".__add__), st.binary(max_size=8))
 
 
-def of_tree(tree: dict[str, bytes]) -> str:
+def of_tree(tree):
     with TemporaryDirectory() as folder:
         for name, content in tree.items():
             (Path(folder) / name).parent.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ def test_a_hub_model_goes_by_its_id_and_the_revision_in_the_cache(tmp_path, monk
     assert fingerprint_model("some/other") == "some/other"
 
 
-def build(folder: Path, text: str) -> Path:
+def build(folder, text):
     folder.mkdir()
     (folder / "corpus.jsonl").write_text(json.dumps({"id": "1", "title": "Orrin", "text": text}) + "\n")
     embedder = EmbedderSpec("packaged-minilm", "cpu")

@@ -13,7 +13,7 @@ from drzero.recipe.settings import verl
 from drzero.recipe.settings.schema import schema_of
 
 
-def write_config(folder: Path, base: str) -> Path:
+def write_config(folder, base):
     files = {
         "run.yaml": base,
         "model/small.yaml": "# @package _global_\ndata: {max_prompt_length: 64}\n",
@@ -47,7 +47,7 @@ part: {_target_: fractions.Fraction, a: 1}
     return write_config(tmp_path_factory.mktemp("small"), base)
 
 
-def refusal(config_dir: Path, *overrides: str) -> str:
+def refusal(config_dir, *overrides):
     with pytest.raises(OverrideError) as caught:
         check_overrides(list(overrides), config_dir, "run")
     return str(caught.value)

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -22,7 +21,7 @@ from search.wire import MAX_TOPK as SERVED_TOPK
 WITHOUT_VERL = [stage for stage in STAGES if stage not in WITH_VERL and stage != "evolve"]
 
 
-def refusal(stage: str, override: str) -> str:
+def refusal(stage, override):
     with pytest.raises(OverrideError) as refused:
         compose_stage(stage, ["hardware=cpu", override])
     return str(refused.value)
@@ -152,7 +151,7 @@ def test_a_stage_without_a_trainer_has_our_keys_alone(stage, hardware):
     assert found == set(schema_of(stage).keys)
 
 
-def leaves(node: Any, name: str = "") -> list[str]:
+def leaves(node, name=""):
     if isinstance(node, dict) and name not in {key.name for key, _ in all_keys()}:
         return [leaf for part, inner in node.items() for leaf in leaves(inner, f"{name}.{part}".strip("."))]
     return [name]

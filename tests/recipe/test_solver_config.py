@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.trainer.ppo.reward import get_custom_reward_fn
 from verl.trainer.ppo.v1 import get_trainer_cls
@@ -22,7 +22,7 @@ HARDWARE, MODES = (
 )
 
 
-def solver(*overrides: str) -> DictConfig:
+def solver(*overrides):
     """The solver by Hydra alone."""
     with initialize_config_dir(str(CONFIG_DIR), version_base=None):
         return resolve(compose("solver", [*overrides, "retrieval.port=8001", "solver.port=8002"]))

@@ -2,7 +2,6 @@
 
 import io
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -29,13 +28,7 @@ AS_IT_IS = {
 
 
 @pytest.mark.parametrize(("text", "shown"), AS_IT_IS.items())
-def test_a_table_and_a_line_show_text_as_text(
-    text: str,
-    shown: str | None,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_table_and_a_line_show_text_as_text(text, shown, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     manifest = Manifest(tmp_path / "m.json")
     manifest.entries[text] = StageEntry(state="failed", error=text)
@@ -49,7 +42,7 @@ def test_a_table_and_a_line_show_text_as_text(
 
 
 @given(st.text())
-def test_no_text_breaks_a_row(text: str) -> None:
+def test_no_text_breaks_a_row(text):
     out = console()
     out.file = io.StringIO()
     table = new_table(text, text or "column")
@@ -58,7 +51,7 @@ def test_no_text_breaks_a_row(text: str) -> None:
     assert isinstance(table.columns[0]._cells[-1], Text) and "\n" not in one_line(text)
 
 
-def test_what_reads_a_run_obeys_no_name_in_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_reads_a_run_obeys_no_name_in_it(tmp_path, capsys):
     folder = challenger_run(tmp_path / "run", steps=1)
     hostile = "tr\x1b[2J\x1b]0;mine\x07[/x]\u202e\nculprit: none"
     events = [event(0, "start", hostile, hostile, offset=0), event(9, "exit", hostile, hostile, code=1)]

@@ -32,7 +32,6 @@ from stage_run import (
     stop_after_first_step,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from watch import Watch
 
 from drzero.cli import main
 from drzero.stages.examples import read_examples
@@ -214,7 +213,7 @@ def killed(arguments, cut):
     """
     folder, since = cut.folder, time.time()
 
-    def kill(watch: Watch) -> None:
+    def kill(watch):
         wait_for(lambda: beat(3, "rollout")(folder, since), RUN_LIMIT_S)
         port = OmegaConf.load(folder / "resolved.yaml").solver.port
         for connection in psutil.net_connections("tcp"):

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import pytest
 from hypothesis import given
@@ -25,17 +25,15 @@ def no_pause_for_blame(monkeypatch):
     monkeypatch.setattr(served_model, "_BLAME_S", 0.0)
 
 
-def conversation(text: str, failure: str | None = None) -> Conversation:
+def conversation(text, failure=None):
     return Conversation(Trajectory((Turn(text),)), failure is None, failure, 1, 1, 0, 0.0)
 
 
-def play_jobs(
-    jobs: Sequence[int], play: Play, concurrency: int = 4, services: ServiceGroup | None = None
-) -> tuple[list[tuple[int, str]], list[Failed[int]]]:
+def play_jobs(jobs, play, concurrency=4, services=None):
     """What was handed over, in order, and what failed twice."""
     results: list[tuple[int, str]] = []
 
-    def keep(job: int, played: Conversation) -> None:
+    def keep(job, played):
         results.append((job, played.trajectory.final_text))
 
     failed = asyncio.run(
@@ -49,7 +47,7 @@ def test_every_job_is_played_once_with_no_more_at_once_than_asked(count, concurr
     started: list[int] = []
     running = most = 0
 
-    async def play(job: int) -> Conversation:
+    async def play(job):
         nonlocal running, most
         started.append(job)
         running += 1
@@ -68,14 +66,14 @@ def test_every_job_is_played_once_with_no_more_at_once_than_asked(count, concurr
 def test_a_result_is_handed_over_while_others_still_run():
     handed_over = asyncio.Event()
 
-    async def play(job: int) -> Conversation:
+    async def play(job):
         if job == 0:
             await handed_over.wait()  # would wait for ever if results came only at the end
         return conversation("done")
 
     order: list[int] = []
 
-    def keep(job: int, _: Conversation) -> None:
+    def keep(job, _):
         order.append(job)
         handed_over.set()
 
@@ -86,7 +84,7 @@ def test_a_result_is_handed_over_while_others_still_run():
 def test_a_conversation_cut_short_is_played_again_after_all_others_with_a_line_that_says_why(capsys):
     played: list[int] = []
 
-    async def play(job: int) -> Conversation:
+    async def play(job):
         played.append(job)
         return conversation("text", "server away" if job == 1 and played.count(1) == 1 else None)
 
@@ -97,7 +95,7 @@ def test_a_conversation_cut_short_is_played_again_after_all_others_with_a_line_t
 
 
 def test_what_fails_twice_is_returned_with_its_reason_and_never_handed_over():
-    async def play(job: int) -> Conversation:
+    async def play(job):
         return conversation("half a text", "search away" if job == 1 else None)
 
     results, failed = play_jobs([0, 1, 2], play)
@@ -109,7 +107,7 @@ def test_what_fails_twice_is_returned_with_its_reason_and_never_handed_over():
 def test_a_refused_request_ends_it_at_once_with_the_servers_words(error):
     played: list[int] = []
 
-    async def play(job: int) -> Conversation:
+    async def play(job):
         played.append(job)
         raise error
 
@@ -119,7 +117,7 @@ def test_a_refused_request_ends_it_at_once_with_the_servers_words(error):
 
 
 def test_a_mistake_of_our_own_is_not_taken_for_a_failing_server():
-    async def play(job: int) -> Conversation:
+    async def play(job):
         raise KeyError("typo")
 
     with pytest.raises(KeyError, match="typo"):
@@ -129,7 +127,7 @@ def test_a_mistake_of_our_own_is_not_taken_for_a_failing_server():
 def test_a_long_row_of_failures_ends_it_without_trying_the_rest():
     played: list[int] = []
 
-    async def play(job: int) -> Conversation:
+    async def play(job):
         played.append(job)
         return conversation("", "server away")
 
@@ -141,7 +139,7 @@ def test_a_long_row_of_failures_ends_it_without_trying_the_rest():
 def test_no_conversation_is_left_running_when_it_ends_in_an_error():
     cancelled: list[int] = []
 
-    async def play(job: int) -> Conversation:
+    async def play(job):
         if job == 0:
             raise SolverServerError("refused")
         try:
@@ -164,7 +162,7 @@ def test_a_dead_service_is_named_while_conversations_still_wait_for_it(tmp_path)
         health_url="never asked",
     )
 
-    async def play(job: int) -> Conversation:
+    async def play(job):
         await asyncio.sleep(3600)
         return conversation("never")
 

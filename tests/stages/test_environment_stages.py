@@ -8,18 +8,17 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import Peer, StartPeer
+from conftest import Peer
 from docs_environment import write_environment
 from omegaconf import DictConfig
 from stage_run import RUN_LIMIT_S
 from transformers import AutoTokenizer
 
 from drzero.cli import main
-from drzero.preflight.run import Report, preflight
+from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.environment import load_taskset
 from drzero.recipe.metrics import read_metrics
@@ -95,7 +94,7 @@ Compose = Callable[..., DictConfig]
 def compose(own, tiny_model, tmp_path):
     """A stage's config over that environment and a tiny model."""
 
-    def composed(stage: str, *overrides: str) -> DictConfig:
+    def composed(stage, *overrides):
         places = [f"paths.environments={own}", f"paths.checkpoints={tmp_path}", f"base_model={tiny_model}"]
         return compose_stage(stage, ["hardware=cpu", "model=demo-policy", *places, *overrides])
 
@@ -122,7 +121,7 @@ def test_env_names_an_environment_a_corpus_or_ones_own_code(compose):
 # --- before a start -----------------------------------------------------------------------------------------
 
 
-def found(report: Report, severity: str = "error") -> str:
+def found(report, severity="error"):
     return "\n".join(str(finding) for finding in report.findings if finding.severity == severity)
 
 
@@ -237,11 +236,11 @@ def test_the_rows_of_a_run_are_the_tasksets_and_the_same_at_each_start(compose, 
 class Halving:
     """An endpoint that finds numbers by halving, or fails with a status."""
 
-    def __init__(self, start_peer: StartPeer, tokenizer: Any, status: int | None = None) -> None:
+    def __init__(self, start_peer, tokenizer, status=None):
         self._tokenizer, self._status = tokenizer, status
         self.peer: Peer = start_peer("/v1/completions", self._complete, MODELS)
 
-    def _complete(self, body: dict[str, Any]) -> Any:
+    def _complete(self, body):
         if self._status:
             return self._status
         text = self._tokenizer.decode(body["prompt"], skip_special_tokens=True)
@@ -259,7 +258,7 @@ def tokenizer(tiny_model):
     return AutoTokenizer.from_pretrained(tiny_model)
 
 
-def endpoint(script: Halving, model: Path, name: str) -> list[str]:
+def endpoint(script, model, name):
     return [
         f"endpoint={script.peer.url}/v1",
         f"tokenizer={model}",
@@ -268,7 +267,7 @@ def endpoint(script: Halving, model: Path, name: str) -> list[str]:
     ]
 
 
-def report_of(config: DictConfig) -> dict[str, Any]:
+def report_of(config):
     return dict(json.loads((Path(config.run.dir) / "report.json").read_text()))
 
 

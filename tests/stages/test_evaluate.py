@@ -9,17 +9,17 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Peer, StartPeer, unused_port
+from conftest import Peer, unused_port
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -76,7 +76,7 @@ Reply = Callable[[BenchmarkQuestion], str | int]
 class Script:
     """An endpoint that answers the demo world's questions by a function, and what it was asked."""
 
-    def __init__(self, start_peer: StartPeer, corpus: Path, tokenizer: Any, reply: Reply) -> None:
+    def __init__(self, start_peer, corpus, tokenizer, reply):
         self.reply = reply
         self._tokenizer = tokenizer
         questions = load_benchmark(corpus / "chains.jsonl")
@@ -85,12 +85,12 @@ class Script:
         self.asked: list[str] = []
         self.peer: Peer = start_peer("/v1/completions", self._complete, MODELS)
 
-    def says(self, reply: Reply) -> None:
+    def says(self, reply):
         """Start again at the same address: from now on this reply counts."""
         self.reply = reply
         self.asked.clear()
 
-    def _complete(self, body: dict[str, Any]) -> Any:
+    def _complete(self, body):
         prompt = self._tokenizer.decode(body["prompt"])
         question = next(question for question in self._questions if question.question in prompt)
         self.asked.append(question.key)
@@ -114,7 +114,7 @@ def start_script(start_peer, prepared, tokenizer):
 def stand_in(monkeypatch):
     """A retrieval service that starts at once."""
 
-    def spec(config: DictConfig) -> ServiceSpec:
+    def spec(config):
         return ServiceSpec(
             name="retrieval",
             command=(sys.executable, "-c", STAND_IN, str(config.retrieval.port)),
@@ -139,7 +139,7 @@ def composed(prepared):
 def compose(composed, prepared, tmp_path):
     """That config with changes, in a run folder of the test's own; the endpoint is that of a script."""
 
-    def changed(script: Script | None, *changes: str) -> DictConfig:
+    def changed(script, *changes):
         # Ports of its own: another run that starts on this machine at the same moment must not be met.
         ports = [f"{service}.port={unused_port()}" for service in ("retrieval", "solver")]
         places = [f"paths.checkpoints={tmp_path}", f"run.dir={tmp_path / 'run'}", *ports]
@@ -150,19 +150,19 @@ def compose(composed, prepared, tmp_path):
     return changed
 
 
-def right(question: BenchmarkQuestion) -> str:
+def right(question):
     return f"<answer>{question.targets[0]}</answer>"
 
 
-def wrong(question: BenchmarkQuestion) -> str:
+def wrong(question):
     return "<answer>somebody else</answer>"
 
 
-def report_of(config: DictConfig) -> dict[str, Any]:
+def report_of(config):
     return json.loads((Path(config.run.dir) / "report.json").read_text())
 
 
-def answered(config: DictConfig) -> list[str]:
+def answered(config):
     """The keys in the journal."""
     lines = (Path(config.run.dir) / "answers.jsonl").read_text().splitlines()[1:]
     return [json.loads(line)["key"] for line in lines]
@@ -241,7 +241,7 @@ def test_a_killed_run_asks_only_what_its_journal_lacks(start_script, compose):
 def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_rest(
     start_script, compose, monkeypatch
 ):
-    def until_the_third(question: BenchmarkQuestion) -> str:
+    def until_the_third(question):
         if len(script.asked) == 3:
             monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
         return right(question)
@@ -298,7 +298,7 @@ def test_a_question_that_the_server_fails_is_counted_not_scored_and_asked_again_
 ):
     lost: list[str] = []
 
-    def fails_one(question: BenchmarkQuestion) -> str | int:
+    def fails_one(question):
         if question.hop == 4 and (not lost or question.key in lost):
             lost.append(question.key)
             return 503
@@ -492,12 +492,12 @@ def test_the_papers_models_and_the_server_get_their_settings():
 # --- scores -------------------------------------------------------------------------------------------------
 
 
-def record(benchmark: str, *, right: bool, **changes: Any) -> dict[str, Any]:
+def record(benchmark, *, right, **changes):
     numbers = {"f1": float(right), "searches": 0, "turns": 1, "truncated_turns": 0, "calls": 0}
     return {"benchmark": benchmark, "right": right, "invalid_calls": 0, **numbers, **changes}
 
 
-def records_of(benchmark: str, right: int, n: int) -> list[dict[str, Any]]:
+def records_of(benchmark, right, n):
     return [record(benchmark, right=i < right) for i in range(n)]
 
 
@@ -543,7 +543,7 @@ def test_averages_weigh_benchmarks_or_questions_and_have_narrower_intervals():
     assert score_all(records_of("nq", 1, 2), {}, ["nq"])[1] == {}
 
 
-def width(score: Any) -> float:
+def width(score):
     return float(score.em_high - score.em_low)
 
 
@@ -577,7 +577,7 @@ def test_an_averages_interval_holds_it_and_lies_within_its_parts_ends(drawn):
     assert min(low for low, _ in ends) - 1e-9 <= low <= mean <= high <= max(high for _, high in ends) + 1e-9
 
 
-def printed(records: Sequence[dict[str, Any]], benchmarks: Sequence[str]) -> str:
+def printed(records, benchmarks):
     file = StringIO()
     Console(width=118, file=file).print(evaluation_table("run", *score_all(records, {}, benchmarks)))
     return file.getvalue()

@@ -5,11 +5,8 @@ The scripted runs are the real command with a real index and retrieval service.
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import Prepared
 from scripted_endpoint import KEY, MODEL, RIVERS, TOWNS, scripted_endpoint, write_towns
 from served_model import served_model
 
@@ -29,27 +26,22 @@ def towns(tmp_path_factory):
     return folder
 
 
-def common(folder: Path) -> list[str]:
+def common(folder):
     places = [f"paths.corpus={folder}/corpus", f"paths.checkpoints={folder}/runs", "run.min_free_gb=0.1"]
-    return [
-        "hardware=cpu",
-        "retrieval.embedder=packaged-minilm",
-        "process_env.OMP_NUM_THREADS=1",
-        *places,
-    ]
+    return ["hardware=cpu", "retrieval.embedder=packaged-minilm", "process_env.OMP_NUM_THREADS=1", *places]
 
 
-def chat(folder: Path, url: str, name: str, *more: str) -> list[str]:
+def chat(folder, url, name, *more):
     """The arguments of an evaluation over chat completions."""
     asked = [f"endpoint={url}", "api=chat", f"model={MODEL}", f"benchmarks=[{folder}/exam.csv]"]
     return ["evaluate", *common(folder), *asked, f"run.name={name}", *more]
 
 
-def report(folder: Path) -> dict[str, Any]:
+def report(folder):
     return dict(json.loads((folder / "report.json").read_text()))
 
 
-def answers(folder: Path) -> dict[str, dict[str, Any]]:
+def answers(folder):
     lines = map(json.loads, (folder / "answers.jsonl").read_text().splitlines()[1:])
     return {line["key"]: line for line in lines}
 
@@ -108,7 +100,7 @@ def test_an_endpoint_is_asked_once_before_anything_starts(path, model, words, to
     assert [file.name for file in (towns / "runs" / name).iterdir()] == ["lock"]
 
 
-def by(api: str, prepared: Prepared, model: Path, folder: Path, url: str) -> dict[str, dict[str, Any]]:
+def by(api, prepared, model, folder, url):
     """The answers to the demo's questions over one of both requests, without what varies."""
     settings = ["iteration=0", "questions_per_benchmark=3", "solver.concurrency=1", f"run.name={api}"]
     asked = [f"endpoint={url}", f"tokenizer={model}", f"api={api}"]

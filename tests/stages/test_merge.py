@@ -5,10 +5,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import psutil
 import pytest
@@ -26,8 +25,6 @@ from drzero.checkpoints.verify import check_export
 from drzero.checkpoints.weight_change import measure_change
 from drzero.checkpoints.weights import FsdpCheckpoint
 from drzero.ops.errors import OutOfTime
-from drzero.ops.process.child import Command
-from drzero.ops.services.services import ServiceGroup
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint_checkpoint
@@ -44,7 +41,7 @@ State = dict[str, torch.Tensor]
 
 
 @contextmanager
-def rank_of(rank: int, world: int) -> Iterator[None]:
+def rank_of(rank, world):
     """Be one of `world` processes, without the others: enough to make and pickle DTensors."""
     dist.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
     try:
@@ -53,7 +50,7 @@ def rank_of(rank: int, world: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def save_run(run: Path, model: Path, state: State, world: int = 1) -> Path:
+def save_run(run, model, state, world=1):
     """Write what veRL leaves of a run: one checkpoint of `world` shards, and the file that names its step."""
     actor = run / f"global_step_{STEP}" / "actor"
     actor.mkdir(parents=True)
@@ -75,13 +72,13 @@ def save_run(run: Path, model: Path, state: State, world: int = 1) -> Path:
     return run
 
 
-def state_of(model: Path) -> State:
+def state_of(model):
     """A model's weights under all their names, as the trainer has them: float32, tied ones twice."""
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     return {name: tensor.detach().clone() for name, tensor in loaded.state_dict().items()}
 
 
-def moved(state: State, by: Callable[[torch.Tensor], torch.Tensor]) -> State:
+def moved(state, by):
     """Every second weight changed."""
     result = {name: tensor.clone() for name, tensor in state.items()}
     for tensor in result.values():
@@ -90,16 +87,16 @@ def moved(state: State, by: Callable[[torch.Tensor], torch.Tensor]) -> State:
     return result
 
 
-def merge(checkpoints: Path, start: Path, *overrides: str) -> Path:
+def merge(checkpoints, start, *overrides):
     with merger_in_this_process():
         return run_merge(compose_stage("merge", arguments(checkpoints, start, *overrides)))
 
 
 @contextmanager
-def merger_in_this_process() -> Iterator[None]:
+def merger_in_this_process():
     """Run veRL's merger here: importing veRL takes nine seconds a process. Killed ones are real processes."""
 
-    def run(command: Command, services: ServiceGroup) -> int:
+    def run(command, services):
         assert command.command[:3] == (sys.executable, "-m", "verl.model_merger")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", ["merger", *command.command[3:]])
@@ -111,7 +108,7 @@ def merger_in_this_process() -> Iterator[None]:
         yield
 
 
-def arguments(checkpoints: Path, start: Path, *overrides: str) -> list[str]:
+def arguments(checkpoints, start, *overrides):
     roots = [f"paths.checkpoints={checkpoints}", f"base_model={start}"]
     return ["hardware=cpu", "model=demo-policy", *roots, *overrides]
 
@@ -124,11 +121,11 @@ class Merged(NamedTuple):
     export: Path
 
     @property
-    def run(self) -> Path:
+    def run(self):
         return self.checkpoints / "solver_iter1"
 
     @property
-    def report(self) -> dict[str, Any]:
+    def report(self):
         return dict(json.loads((self.checkpoints / "merge_iter1" / "report.json").read_text()))
 
 
@@ -203,7 +200,7 @@ def test_the_export_is_complete_readable_and_has_the_checkpoints_weights(merged)
     assert model.dtype == torch.float32
 
 
-def current_umask() -> int:
+def current_umask():
     mask = os.umask(0)
     os.umask(mask)
     return mask
@@ -292,38 +289,38 @@ def test_an_adapter_is_added_to_the_weights(tmp_path, start):
 # What is refused: one CheckError, and nothing half-written.
 
 
-def copy_of(merged: Merged, place: Path) -> Path:
+def copy_of(merged, place):
     """The run alone, to spoil."""
     shutil.copytree(merged.run, place / "solver_iter1")
     return place / "solver_iter1" / f"global_step_{STEP}" / "actor"
 
 
-def other_model(place: Path, start: Path) -> Path:
+def other_model(place, start):
     shutil.copytree(start, place, ignore=shutil.ignore_patterns("*.safetensors"))
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(vocab_size=49152, **sizes)).save_pretrained(place)
     return place
 
 
-def spoil_missing_shard(actor: Path) -> None:
+def spoil_missing_shard(actor):
     (actor / "fsdp_config.json").write_text(json.dumps({"world_size": 2}))
     (actor / "model_world_size_1_rank_0.pt").rename(actor / "model_world_size_2_rank_0.pt")
 
 
-def spoil_cut_off(actor: Path) -> None:
+def spoil_cut_off(actor):
     shard = actor / "model_world_size_1_rank_0.pt"
     os.truncate(shard, shard.stat().st_size // 2)
 
 
-def spoil_world_size(value: Any) -> Callable[[Path], None]:
+def spoil_world_size(value):
     return lambda actor: _set(actor / "fsdp_config.json", world_size=value)
 
 
-def spoil_model_config(**values: Any) -> Callable[[Path], None]:
+def spoil_model_config(**values):
     return lambda actor: _set(actor / "huggingface" / "config.json", **values)
 
 
-def _set(path: Path, **values: Any) -> None:
+def _set(path, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
@@ -411,25 +408,25 @@ def test_a_run_folder_that_cannot_be_written_is_reported_before_the_merger_start
 # The check itself, on exports that are not what they should be.
 
 
-def spoil_weight(export: Path) -> None:
+def spoil_weight(export):
     weights = load_file(export / "model.safetensors")
     weights["model.norm.weight"][3] += 2**-7  # one bf16 step above 1
     save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
 
 
-def spoil_missing_weight(export: Path) -> None:
+def spoil_missing_weight(export):
     weights = load_file(export / "model.safetensors")
     del weights["model.norm.weight"]  # Transformers would load it all the same, with a fresh one
     save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
 
 
-def spoil_tokenizer(export: Path) -> None:
+def spoil_tokenizer(export):
     tokenizer = json.loads((export / "tokenizer.json").read_text())
     tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:1000]
     (export / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
-def spoil_rotation(export: Path) -> None:
+def spoil_rotation(export):
     config = json.loads((export / "config.json").read_text())
     config["rope_parameters"]["rope_theta"] = 50.0
     (export / "config.json").write_text(json.dumps(config))

@@ -41,7 +41,7 @@ def test_no_secret_is_written_with_it(config, tmp_path, monkeypatch):
     assert "a-secret-token" not in write_resolved(config).read_text()
 
 
-def rank(number: int, node: str) -> Stack:
+def rank(number, node):
     frames = (Frame("wait", "torch/distributed/work.py", 3),)
     return Stack(
         number, "trainer", f"ray::WorkerDict_{number}", "S", (Thread("MainThread", frames),), node=node

@@ -6,11 +6,9 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Prepared
 
 from data.errors import DataError
 from data.parquet_io import read_parquet
@@ -30,13 +28,13 @@ from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.stop_time import STOP_VARIABLE
 
 
-def arguments(prepared: Prepared, corpus: Path) -> list[str]:
+def arguments(prepared, corpus):
     """The command from a corpus file into an empty folder."""
     source = f"source={prepared.corpus / 'corpus.jsonl'}"
     return [*prepared.overrides(corpus), f"paths.corpus={corpus}", source, "rows=8", "heldout_rows=2"]
 
 
-def documents_shown(corpus: Path) -> set[str]:
+def documents_shown(corpus):
     """The ids of the documents of both prompts files."""
     files = (corpus / "data").glob("*.parquet")
     extras = (extra for file in files for extra in read_parquet(file)["extra_info"].to_pylist())
@@ -214,7 +212,7 @@ def test_what_was_embedded_alone_gives_the_prompts_of_one_run(prepared, tmp_path
     assert shown[0] == shown[1]
 
 
-def foreign_index(folder: Path, documents: list[dict[str, Any]], vectors: np.ndarray) -> str:
+def foreign_index(folder, documents, vectors):
     """A collection as another tool makes it: Chroma's own distance, texts without titles; its overrides."""
     with connect(folder, create=True) as client:
         handle = client.create_collection("theirs", embedding_function=None)
@@ -223,7 +221,7 @@ def foreign_index(folder: Path, documents: list[dict[str, Any]], vectors: np.nda
     return f"chroma.path={folder}"
 
 
-def theirs(prepared: Prepared, tmp_path: Path, chroma: str) -> list[str]:
+def theirs(prepared, tmp_path, chroma):
     return [
         *prepared.overrides(tmp_path),
         *(chroma, "chroma.collection=theirs", f"out_dir={tmp_path / 'data'}", "rows=8", "heldout_rows=0"),

@@ -10,14 +10,12 @@ import json
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from conftest import StartPeer
 from made_pairs import prompt
-from omegaconf import DictConfig, OmegaConf
-from scripted_endpoint import KEY, MODEL, RIVERS, Endpoint, scripted_endpoint, write_towns
+from omegaconf import OmegaConf
+from scripted_endpoint import KEY, MODEL, RIVERS, scripted_endpoint, write_towns
 
 from data.examples import Examples
 from data.journal import Journal
@@ -29,11 +27,11 @@ from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.overrides import OverrideError
 from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.run_folder import RunFolder
-from drzero.stages.conversations import ConversationsFailed, Failed
+from drzero.stages.conversations import ConversationsFailed
 from drzero.stages.models import base_of, chat_model, evaluate_overrides, preview_overrides, usd
 from drzero.stages.preview import play_questions, questions
 from drzero.stages.preview_sample import sample_corpus
-from drzero.stages.synthesize import Sample, missing_samples, play_samples, sample_seed
+from drzero.stages.synthesize import missing_samples, play_samples, sample_seed
 from search.sources.corpus import Corpus
 from verl_ext.method.prompts import challenger_messages
 
@@ -50,19 +48,19 @@ class Run:
     dropped: int
     arguments: list[str]
 
-    def lines(self, name: str) -> list[dict[str, Any]]:
+    def lines(self, name):
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
 
     @property
-    def records(self) -> list[dict[str, Any]]:
+    def records(self):
         return self.lines("samples.jsonl")[1:]
 
     @property
-    def report(self) -> dict[str, Any]:
+    def report(self):
         return dict(json.loads((self.folder / "report.json").read_text()))
 
 
-def arguments_for(folder: Path, url: str) -> list[str]:
+def arguments_for(folder, url):
     """As a user types it, with places of its own."""
     places = [f"paths.corpus={folder}/corpus", f"paths.checkpoints={folder}/runs", "run.min_free_gb=0.1"]
     sizes = [f"rows={ROWS}", "hop_ratio=[1,1]", "process_env.OMP_NUM_THREADS=1", "hardware=cpu"]
@@ -235,21 +233,21 @@ def config(tmp_path):
     return stage
 
 
-def library(request: dict[str, Any]) -> dict[str, Any]:
+def library(request):
     """Finds the one passage that a query names."""
     passages = [json.loads(line) for line in write_lines()]
     found = [[p for p in passages if p["title"] == query] for query in request["queries"]]
     return {"result": [[{**p, "contents": f"{p['title']}\n{p['text']}"} for p in some] for some in found]}
 
 
-def write_lines() -> list[str]:
+def write_lines():
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory() as folder:
         return write_towns(Path(folder)).read_text().splitlines()
 
 
-def rows_about_towns() -> list[dict[str, Any]]:
+def rows_about_towns():
     """Prompts of both hop counts, in the words for a capable model."""
     rows = []
     for index, line in enumerate(write_lines()[:6]):
@@ -259,9 +257,7 @@ def rows_about_towns() -> list[dict[str, Any]]:
     return rows
 
 
-def play(
-    config: DictConfig, endpoint: Endpoint, start_peer: StartPeer, folder: Path
-) -> tuple[list[Failed[Sample]], list[dict[str, Any]], list[dict[str, Any]]]:
+def play(config, endpoint, start_peer, folder):
     """Play what the journal lacks; returns what failed, the journal's records, and what was lost."""
     config.endpoint, config.endpoint_model = endpoint.url, config.endpoint_model
     config.retrieval.port = urlsplit(start_peer("/retrieve", library).url).port
@@ -276,7 +272,7 @@ def play(
         return failed, journal.records, lost.records
 
 
-def told(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+def told(records):
     """What was said, whatever its time."""
     return sorted((r["prompt_index"], json.dumps(r["trajectory"]), r["reward"]["k"]) for r in records)
 
@@ -394,7 +390,7 @@ def test_the_demo_policy_on_another_corpus_gets_one_plain_line(tmp_path):
     assert demo_notice("org/other-model", tmp_path / "own.parquet") is None
 
 
-def row_of_training(row: dict[str, Any], doc_id: str) -> dict[str, Any]:
+def row_of_training(row, doc_id):
     from data.parquet_io import training_row
 
     info = row["extra_info"] | {"split": "train", "question": None}

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 
 import pytest
-from omegaconf import DictConfig
 
 from drzero.preflight import index_size
 from drzero.preflight.finding import PreflightFailed
@@ -22,7 +21,7 @@ from search.server import index_of as served
 from search.server import parser
 
 
-def composed(stage: str, *overrides: str) -> DictConfig:
+def composed(stage, *overrides):
     return resolve(compose_stage(stage, ["hardware=cpu", *overrides]))
 
 

@@ -36,7 +36,7 @@ def metrics(trained):
     return {line["step"]: line["data"] for line in trained.lines("metrics/attempt_001.jsonl")}
 
 
-def rows_of(path: str) -> list[dict[str, Any]]:
+def rows_of(path):
     rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
     return rows
 
@@ -132,7 +132,7 @@ def test_the_data_is_drawn_in_the_order_of_an_unbroken_run(trained):
     assert dumped_order(trained, (1, 2)) == drawn
 
 
-def announced(folder: Path) -> list[str]:
+def announced(folder):
     lines = (folder.parent / "announced.jsonl").read_text().splitlines()
     return [str(Path(json.loads(line)["path"]).relative_to(folder)) for line in lines]
 

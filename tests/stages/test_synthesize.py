@@ -11,18 +11,16 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Answer, StartPeer
 from hypothesis import given
 from hypothesis import strategies as st
 from made_pairs import last_turn, pair, prompt, record, search
@@ -45,13 +43,11 @@ from drzero.preflight.machine import Machine
 from drzero.recipe.compose import compose_plain, compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint
-from drzero.stages.conversations import ConversationsFailed, Failed
+from drzero.stages.conversations import ConversationsFailed
 from drzero.stages.models import StageModel, completions_url
 from drzero.stages.open_book import ask_solver, verdicts
 from drzero.stages.result import read_result
 from drzero.stages.synthesize import (
-    PromptRow,
-    Sample,
     generator_name,
     merge_if_needed,
     missing_samples,
@@ -107,22 +103,20 @@ def tokenizer(speaking_model):
     return AutoTokenizer.from_pretrained(speaking_model)
 
 
-def rows_of(config: DictConfig, count: int) -> list[PromptRow]:
+def rows_of(config, count):
     return partition_rows(config)[:count]
 
 
-def says(text: str) -> dict[str, Any]:
+def says(text):
     return {"choices": [{"text": text, "finish_reason": "stop"}]}
 
 
-def library(request: dict[str, Any]) -> dict[str, Any]:
+def library(request):
     passage = {"title": "Vell", "text": "A founder.", "contents": "Vell\nA founder."}
     return {"result": [[passage] for _ in request["queries"]]}
 
 
-def serve(
-    config: DictConfig, start_peer: StartPeer, model: Answer, search: Answer = library
-) -> Callable[[], list[dict[str, Any]]]:
+def serve(config, start_peer, model, search=library):
     """Let peers stand in for the two services; returns what gives the requests that the model has seen."""
     peers = {"solver": start_peer("/v1/completions", model), "retrieval": start_peer("/retrieve", search)}
     for name, peer in peers.items():
@@ -130,9 +124,7 @@ def serve(
     return lambda: peers["solver"].requests
 
 
-def play(
-    config: DictConfig, tokenizer: Any, rows: list[PromptRow], path: Path
-) -> tuple[list[Failed[Sample]], list[dict[str, Any]]]:
+def play(config, tokenizer, rows, path):
     """Play what the journal at `path` lacks; returns what failed and the journal's records."""
     with Journal(path, {"work": "this"}) as journal:
         missing = missing_samples(config, rows, journal.records)
@@ -141,7 +133,7 @@ def play(
         return failed, journal.records
 
 
-def keys(records: list[dict[str, Any]]) -> list[tuple[int, int]]:
+def keys(records):
     return sorted((record["prompt_index"], record["sample"]) for record in records)
 
 
@@ -211,7 +203,7 @@ def test_a_record_holds_the_conversation_and_what_it_cost(config, tokenizer, sta
     assert record["tokens_out"] > 0 and record["latency_s"] >= 0
 
 
-def shown(tokenizer: Any, request: dict[str, Any]) -> str:
+def shown(tokenizer, request):
     return str(tokenizer.decode(request["prompt"]))
 
 
@@ -229,12 +221,12 @@ def test_a_rerun_asks_only_for_what_is_missing(config, tokenizer, start_peer, tm
     assert {request["seed"] for request in seen()} == seeds
 
 
-def asks_by_seed(request: dict[str, Any]) -> dict[str, Any]:
+def asks_by_seed(request):
     """A model whose questions follow from the seed, as a served one's do."""
     return says(f"<question>Who founded town {request['seed'] % 7}?</question><answer>Vell</answer>")
 
 
-def drawn(records: Iterable[dict[str, Any]]) -> list[tuple[int, int, int, str]]:
+def drawn(records):
     """The samples of a journal, whatever their order and their time."""
     return sorted((r["prompt_index"], r["sample"], r["seed"], json.dumps(r["trajectory"])) for r in records)
 
@@ -246,7 +238,7 @@ def test_a_run_cut_by_its_stop_time_and_resumed_draws_the_samples_of_an_uncut_on
     serve(config, start_peer, asks_by_seed)
     _, uncut = play(config, tokenizer, rows, tmp_path / "uncut.jsonl")
 
-    def until_the_tenth(request: dict[str, Any]) -> dict[str, Any]:
+    def until_the_tenth(request):
         if len(seen()) == 10:
             monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
         return asks_by_seed(request)
@@ -270,7 +262,7 @@ def test_a_conversation_that_does_not_end_in_time_is_dropped(
 ):
     dropped = threading.Event()
 
-    def never(request: dict[str, Any]) -> dict[str, Any]:
+    def never(request):
         if not dropped.is_set():
             monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 10))
             dropped.wait(RUN_LIMIT_S)
@@ -286,7 +278,7 @@ def test_a_conversation_that_does_not_end_in_time_is_dropped(
     assert records_in(tmp_path / "samples.jsonl") == []
 
 
-def search_fails_for(config: DictConfig, start_peer: StartPeer, rows: list[PromptRow]) -> set[int]:
+def search_fails_for(config, start_peer, rows):
     """Let the first sample of each of `rows` lose a search, the others need none; returns the seeds."""
     config.retrieval.deadline_s, config.samples = 0.2, 1
     lost = {sample_seed(config.data.seed, row["extra_info"]["index"], 0) for row in rows}
@@ -313,7 +305,7 @@ def test_too_many_failures_stop_the_stage_with_the_cause_and_what_is_finished_is
     assert keys(records_in(path)) == [(row["extra_info"]["index"], 0) for row in rows[2:]]
 
 
-def rewrite_prompts(config: DictConfig, folder: Path, change: Callable[[list[PromptRow]], None]) -> None:
+def rewrite_prompts(config, folder, change):
     """Point the config to a copy of the prompts file with something changed."""
     config.partitions, config.partition, kept = 1, 1, (config.partitions, config.partition)
     rows = partition_rows(config)
@@ -323,7 +315,7 @@ def rewrite_prompts(config: DictConfig, folder: Path, change: Callable[[list[Pro
     write_training_rows(folder / "changed.parquet", rows)
 
 
-def context(config: DictConfig) -> CheckContext:
+def context(config):
     """What a check of files reads."""
     here = Machine(True, True, None, 0, 1, None)
     return CheckContext(config, "synthesize", here, True, False, Readings())
@@ -331,7 +323,7 @@ def context(config: DictConfig) -> CheckContext:
 
 @pytest.mark.parametrize(("field", "value"), [("doc_id", "unheard-of"), ("document", "Another town.")])
 def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(config, tmp_path, field, value):
-    def foreign(rows: list[PromptRow]) -> None:
+    def foreign(rows):
         for row in rows:
             row["extra_info"][field] = value
 
@@ -343,7 +335,7 @@ def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(confi
 
 
 def test_two_prompts_of_one_index_are_refused(config, tmp_path):
-    def repeat(rows: list[PromptRow]) -> None:
+    def repeat(rows):
         rows[5]["extra_info"]["index"] = 0
 
     rewrite_prompts(config, tmp_path, repeat)
@@ -417,7 +409,7 @@ def test_a_challenger_that_is_a_run_is_merged_into_the_stages_own_folder_first(
     assert (model / "model.safetensors").is_file()
 
 
-def records_in(path: Path) -> list[dict[str, Any]]:
+def records_in(path):
     """The whole records of a journal, which may be growing."""
     lines = path.read_bytes().splitlines(keepends=True)[1:] if path.is_file() else []
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
@@ -441,7 +433,7 @@ def finished(arguments, checkpoints):
     return Run(checkpoints / "tiny", out.getvalue())
 
 
-def prompts_in(folder: Path) -> tuple[list[int], list[int]]:
+def prompts_in(folder):
     """The prompts that the accepted rows are of, and those of the rejects file."""
     tables = [pq.read_table(folder / name) for name in FILES[:2]]
     accepted = [info["index"] for table in tables for info in table["extra_info"].to_pylist()]
@@ -501,7 +493,7 @@ def test_a_row_says_where_it_comes_from(finished, speaking_model):
         assert metadata["generator_checkpoint"] == f"speaking@{fingerprint(speaking_model)[:12]}"
 
 
-def judge_again(config: DictConfig, finished: Run, shuffled: bool = False) -> Path:
+def judge_again(config, finished, shuffled=False):
     """Run the stage on the finished run's samples in a new folder; there is nothing left to sample."""
     folder = Path(config.run.dir)
     folder.mkdir()
@@ -566,7 +558,7 @@ def test_near_duplicates_are_found_by_the_runs_embedder(finished, config):
 def test_the_solver_is_asked_with_what_the_challenger_read_and_once(config, tokenizer, start_peer, tmp_path):
     right, wrong = pair(answer="Tesk"), pair("Which sea is it?", "Galmir", search(), index=1, hop=2)
 
-    def reads(request: dict[str, Any]) -> dict[str, Any]:
+    def reads(request):
         prompt = shown(tokenizer, request)
         assert "lies on the river Galmir" in prompt
         in_passage = "Galmir: Galmir is a river that rises in the region of Tesk." in prompt
@@ -593,8 +585,8 @@ def test_only_pairs_that_pass_the_other_gates_are_asked():
 
 @pytest.mark.slow("serves a second model")
 def test_pairs_that_the_served_solver_reads_otherwise_are_refused_and_its_answers_counted(
-    finished: Run, config: DictConfig, speaking_model: Path, tmp_path: Path
-) -> None:
+    finished, config, speaking_model, tmp_path
+):
     # As if every other prompt's answer were one that the solver does not know.
     header, *lines = (finished.folder / "samples.jsonl").read_text().splitlines(keepends=True)
     other = [

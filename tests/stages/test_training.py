@@ -6,7 +6,7 @@ import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from made_run import DOCUMENT, conversation
@@ -38,7 +38,7 @@ ALARMED = {"drzero/collapse/alarms": 2}
 VALIDATED = {"drzero/val/em": 0.5, "drzero/val/rows": 6.0, "drzero/val/failed": 1.0}
 
 
-def log(folder: Path, attempt: int, *lines: tuple[int, dict[str, Any]], torn: str = "") -> None:
+def log(folder, attempt, *lines, torn=""):
     """A start's metrics file."""
     path = folder / "metrics" / f"attempt_{attempt:03d}.jsonl"
     path.parent.mkdir(exist_ok=True)
@@ -132,7 +132,7 @@ def test_the_summary_says_where_alarms_were_not_judged(tmp_path, capsys, step, r
     assert ("not judged" in capsys.readouterr().out) == reported
 
 
-def dumped(question: str, answer: str, k: int | None, hop: int = 1) -> dict[str, Any]:
+def dumped(question, answer, k, hop=1):
     """A line of a challenger's dump, with the reward that its question earns."""
     said = conversation(question, answer, searches=hop - 1)
     reward = asdict(challenger_reward(said, DOCUMENT, hop, k=k))
@@ -199,7 +199,7 @@ def composed():
 def configured(composed, tmp_path):
     """A challenger's resolved config with a folder of its own, which is there."""
 
-    def make(*overrides: str) -> DictConfig:
+    def make(*overrides):
         changes = OmegaConf.from_dotlist([f"paths.checkpoints={tmp_path}", *overrides])
         config = resolve(cast(DictConfig, OmegaConf.merge(composed, changes)))
         Path(config.run.dir).mkdir(parents=True, exist_ok=True)
@@ -218,7 +218,7 @@ def test_a_partial_dump_of_a_killed_start_is_removed(configured):
     assert [path.name for path in (folder / "dumps").iterdir()] == ["step_0001.jsonl"]
 
 
-def let_the_trainer_leave(note: Note | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def let_the_trainer_leave(note, folder, monkeypatch):
     """Instead of veRL a process that ends well, with no note or one of step 0 before it has begun."""
     files = {NOTE: json.dumps(asdict(note))} if note else {}
     if note and note.step:

@@ -11,9 +11,8 @@ import torch
 from chaos import beat
 from data_order import unbroken_order
 from search_parts import wait_for
-from stage_run import RUN_LIMIT_S, Run, assert_nothing_left, dumped_order, run_stage
-from two_nodes import TwoNodes, two_nodes
-from watch import Watch
+from stage_run import RUN_LIMIT_S, assert_nothing_left, dumped_order, run_stage
+from two_nodes import two_nodes
 
 from drzero.ops.cluster.cluster import ask_cluster
 
@@ -61,7 +60,7 @@ def one(arguments, checkpoints):
 def killed(cluster, arguments, checkpoints):
     """A rank on each node; the second node is killed in the second step."""
 
-    def kill_in_step_two(watch: Watch) -> None:
+    def kill_in_step_two(watch):
         wait_for(lambda: beat(2, "rollout")(checkpoints / "two", 0.0), RUN_LIMIT_S)
         cluster.kill_second()
 
@@ -77,7 +76,7 @@ def two(killed, cluster, arguments, checkpoints):
     return run
 
 
-def on_two(arguments: list[str], cluster: TwoNodes) -> list[str]:
+def on_two(arguments, cluster):
     nodes = ("machine.nodes=2", "machine.gpus=1", f"machine.ray_address={cluster.address}")
     return [*arguments, "run.name=two", *nodes]
 
@@ -104,7 +103,7 @@ def test_two_nodes_draw_the_data_in_the_order_of_one(one, two):
     assert dumped_order(two, steps) == dumped_order(one, steps) == unbroken_order(one.config, STEPS)
 
 
-def weights(run: Run, step: int) -> dict[str, torch.Tensor]:
+def weights(run, step):
     """The actor's weights, put together from both ranks' shards."""
     folder = run.folder / f"global_step_{step}" / "actor"
     shards = [

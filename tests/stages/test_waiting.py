@@ -4,12 +4,10 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import psutil
 import pytest
 from chaos import small_loop
-from conftest import Prepared
 from search_parts import lives, wait_for
 
 HEAVY = {"chromadb", "torch", "transformers", "ray", "verl", "tensordict", "scipy", "pandas", "sklearn"}
@@ -41,13 +39,13 @@ print(json.dumps(said))
 """
 
 
-def ran(script: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def ran(script, *arguments):
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.parametrize("command", ["challenger", "evolve"])
-def test_what_only_waits_has_loaded_nothing_heavy(command: str, prepared: Prepared, tmp_path: Path) -> None:
+def test_what_only_waits_has_loaded_nothing_heavy(command, prepared, tmp_path):
     arguments = prepared.overrides(tmp_path)
     if command == "evolve":
         arguments = small_loop(prepared.corpus, prepared.model, tmp_path)
@@ -57,7 +55,7 @@ def test_what_only_waits_has_loaded_nothing_heavy(command: str, prepared: Prepar
     assert "LOADED []" in done.stdout
 
 
-def test_a_childs_answer_error_and_death_reach_the_caller() -> None:
+def test_a_childs_answer_error_and_death_reach_the_caller():
     answer, loaded, refused, failed, killed = json.loads(ran(CHILDREN).stdout)
     assert (answer, loaded) == (7, False)
     assert refused == ["PreflightFailed", "memory: too little: close others"]
@@ -65,12 +63,12 @@ def test_a_childs_answer_error_and_death_reach_the_caller() -> None:
     assert killed[0] == "RunFailed" and "die ended abruptly" in killed[1]
 
 
-def test_the_agent_s_commands_leave_what_their_checks_need_to_a_child() -> None:
+def test_the_agent_s_commands_leave_what_their_checks_need_to_a_child():
     imported = "import json, sys, drzero.agent.ask, drzero.agent.serve; print(json.dumps(list(sys.modules)))"
     assert not HEAVY & set(json.loads(ran(imported).stdout))
 
 
-def test_a_child_ends_with_the_process_that_waits_for_it() -> None:
+def test_a_child_ends_with_the_process_that_waits_for_it():
     script = "import time; from drzero.ops.process.isolated import in_child; in_child(time.sleep, 600)"
     parent = subprocess.Popen([sys.executable, "-c", script])
     waiting = psutil.Process(parent.pid)

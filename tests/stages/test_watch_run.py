@@ -4,7 +4,6 @@ import errno
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +94,7 @@ def run(tmp_path, monkeypatch):
     return tmp_path / "run"
 
 
-def dump(environment: Mapping[str, str], rank: int, text: str = "collectives") -> Path:
+def dump(environment, rank, text="collectives"):
     """What torch writes for a rank."""
     path = Path(f"{environment['TORCH_FR_DUMP_TEMP_FILE']}{rank}")
     path.write_text(text)
@@ -115,7 +114,7 @@ def test_ranks_record_on_the_temporary_disk_and_their_dumps_are_kept_with_the_ru
     assert not place.exists()
 
 
-def watch_recorder(run: Path) -> Path | None:
+def watch_recorder(run):
     """Where the watchdog writes to the ranks' pipes."""
     overrides = ["hardware=cpu", f"run.dir={run}"]
     return watch_plan(resolve(compose_stage("challenger", overrides))).recorder
@@ -124,7 +123,7 @@ def watch_recorder(run: Path) -> Path | None:
 def test_a_folder_without_fifos_costs_the_pipes_alone(run, monkeypatch, capsys):
     """torch would make one in a thread that catches nothing, and each rank would abort."""
 
-    def refuse(*_: Any) -> None:
+    def refuse(*_):
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "mkfifo", refuse)
@@ -175,13 +174,13 @@ def test_a_removed_key_is_refused_with_todays_name(removed, today):
 # Stall action ----------------------------------------------------------------------------------------------
 
 
-def stalled(folder: Path, pattern: str) -> Stalled:
+def stalled(folder, pattern):
     spec = Command(name="trainer", command=("true",), log_path=folder / "trainer.log")
     child: Any = SimpleNamespace(spec=spec, poll=lambda: None, first_error=None, tail=[])
     return Stalled("the run stalled", child, pattern)
 
 
-def watched(folder: Path, policy: str) -> Any:
+def watched(folder, policy):
     trainer = {"resume_mode": "disable", "test_freq": -1, "total_training_steps": 4, "val_only": False}
     watchdog = {"policy": policy, "resumes": 2, "cold_start_s": 9, "floor_s": 9, "patience_factor": 2}
     more = {"limits": {}, "native_stacks": False, "sample_every_s": 5}
@@ -218,7 +217,7 @@ def test_a_stalled_run_is_resumed_as_often_as_the_stall_action_allows(
     begun: list[str] = []
     modes: list[str] = []
 
-    def run(main: Command, services: ServiceGroup, plan: Any, nodes: None) -> int:
+    def run(main, services, plan, nodes):
         begun.append(main.env["VERL_FILE_LOGGER_PATH"])
         Path(main.env["VERL_FILE_LOGGER_PATH"]).touch()
         modes.append(config.trainer.resume_mode)

@@ -49,10 +49,7 @@ class TransformersSide:
     def continue_greedily(self, ids: Sequence[int], max_tokens: int, stop_ids: Sequence[int]) -> list[int]:
         """The ids Transformers generates greedily, without the model's defaults."""
         settings = GenerationConfig(
-            max_new_tokens=max_tokens,
-            do_sample=False,
-            eos_token_id=list(stop_ids),
-            pad_token_id=stop_ids[0],
+            max_new_tokens=max_tokens, do_sample=False, eos_token_id=list(stop_ids), pad_token_id=stop_ids[0]
         )
         given = torch.tensor([list(ids)], device=self._model.device)
         with torch.inference_mode():
