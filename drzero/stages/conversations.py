@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,12 +22,14 @@ from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.ops.records import OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
 from drzero.recipe.compose import retrieval_url, write_resolved
+from drzero.recipe.fingerprint import fingerprint_index
 from drzero.recipe.settings.schema import schema_of
 from drzero.stages.models import StageModel
 from drzero.stages.result import RESULT
 from search.client import SearchClient, SearchRequestError
 from verl_ext.artefacts import announce
-from verl_ext.clients.search_agent import SearchAgent
+from verl_ext.clients.environment_agent import EpisodeAttempt
+from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.clients.served_model import SolverServerError
 from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.stop_time import describe_left, require_time, seconds_left
@@ -41,22 +43,8 @@ _BLAME_S = 1.0  # a dead service may take a moment to be seen as dead
 _HOPELESS = 2  # this many times `concurrency` failures in a row end the stage
 
 
-class Ended(Protocol):
-    """A conversation that has ended."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether the model ended it or reached a limit."""
-        ...
-
-    @property
-    def failure(self) -> str | None:
-        """Why it did not finish."""
-        ...
-
-
 Job = TypeVar("Job")
-Played = TypeVar("Played", bound=Ended)
+Played = TypeVar("Played", bound=Conversation | EpisodeAttempt)
 Agent = TypeVar("Agent", bound=SearchAgent)
 
 
@@ -72,12 +60,12 @@ class Failed(Generic[Job]):
     reason: str
 
 
-def journal_settings(config: DictConfig, stage: str) -> dict[str, Any]:
-    """The settings a stage's answers depend on. An endpoint chooses its own engine."""
+def journal_conditions(config: DictConfig, stage: str, model: StageModel, **inputs: Any) -> dict[str, Any]:
+    """All that a stage's answers depend on. An endpoint chooses its own engine."""
     keys = set(schema_of(stage).changing_journal())
     keys -= {"solver.engine", "solver.dtype"} if config.endpoint else set()
     values = {key: OmegaConf.select(config, key) for key in sorted(keys)}
-    return {
+    return {"model": model.identity, **inputs, "collection": fingerprint_index(config)} | {
         key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
         for key, value in values.items()
     }

@@ -1,17 +1,20 @@
-"""The example questions a stage shows at its end, on the console and in its report."""
+"""What a stage shows of its questions at its end and in its report: examples, and what gates refused."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+from rich.table import Table
 from rich.text import Text
 
 from data.examples import Example, Examples, evidence, spread
+from data.selection import Selection
 from drzero.ops.notices import plain
 from drzero.ops.records import Step, read_json_lines, read_object, shape
-from drzero.recipe.tables import console
+from drzero.recipe.tables import console, new_table
 from drzero.stages.result import REPORT
 from verl_ext.method.trajectory import Trajectory
 
@@ -39,6 +42,26 @@ DumpLine = shape(
     **{"document": str | None, "targets": list[str] | None},
 )
 """A line of a dump (docs/dumps.md) as its readers need it."""
+
+
+def per_hop(rows: Sequence[Mapping[str, Any]], selection: Selection) -> dict[str, dict[str, int]]:
+    """How many prompts of each hop count there are, and how many gave a pair."""
+    prompts = Counter(row["extra_info"]["hop"] for row in rows)
+    accepted = Counter(pair.hop for pair in selection.accepted)
+    rejected = Counter(rejection.hop for rejection in selection.rejected)
+    return {
+        str(hop): {"prompts": prompts[hop], "accepted": accepted[hop], "rejected": rejected[hop]}
+        for hop in sorted(prompts)
+    }
+
+
+def gates_table(gates: Mapping[str, Mapping[str, Any]]) -> Table:
+    """How many pairs each gate judged and refused."""
+    table = new_table("gates, over the samples that are pairs", "gate", ">judged", ">refused", ">share")
+    for gate, counts in gates.items():
+        share = f"{counts['refused'] / counts['judged']:.1%}" if counts["judged"] else "–"
+        table.add_row(gate, str(counts["judged"]), str(counts["refused"]), counts.get("note", share))
+    return table
 
 
 def print_examples(examples: Examples, name: str) -> None:

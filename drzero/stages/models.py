@@ -23,6 +23,7 @@ from drzero.recipe.fingerprint import fingerprint_model
 from drzero.recipe.overrides import PLAIN_MODEL
 from drzero.stages.result import RESULT
 from verl_ext.clients.chat_endpoint import ChatEndpoint
+from verl_ext.clients.search_agent import Conversation
 from verl_ext.clients.served_model import NOT_LET_IN, SolverServerError, words_of
 from verl_ext.method.prompts import solver_messages
 
@@ -170,6 +171,12 @@ def served_name(base: str, wanted: str | None, key: str | None = None) -> str:
         why = f"the server at {base} has the models {shown or 'none'}{not_this}"
         raise refusal("endpoint_model", why, "choose one with endpoint_model=")
     return names[0]
+
+
+def spent(conversation: Conversation) -> dict[str, Any]:
+    """What a conversation took, for its journal's record."""
+    tokens = {"tokens_in": conversation.tokens_in, "tokens_out": conversation.tokens_out}
+    return tokens | {"latency_s": round(conversation.latency_s, 2)}
 
 
 def costs(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

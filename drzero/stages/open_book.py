@@ -13,7 +13,7 @@ from data.pairs import Pair
 from drzero.ops.services.services import ServiceGroup
 from drzero.recipe.tables import console
 from drzero.stages.conversations import Failed, check_failed_share, play_all, served_agent, with_services
-from drzero.stages.models import StageModel, own_model
+from drzero.stages.models import StageModel, own_model, spent
 from drzero.stages.services import solver_spec
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.method.challenger_reward import open_book_fault, open_book_messages
@@ -73,12 +73,9 @@ async def ask_solver(
         turns = config.rollout.max_turns
 
         def keep(pair: Pair, conversation: Conversation) -> None:
-            tokens = {"tokens_in": conversation.tokens_in, "tokens_out": conversation.tokens_out}
+            answer = {"answer": solver_answer(conversation.trajectory)}
             key = {"prompt_index": pair.prompt_index, "sample": pair.sample}
-            answer = solver_answer(conversation.trajectory)
-            journal.append(
-                key | {"answer": answer} | tokens | {"latency_s": round(conversation.latency_s, 2)}
-            )
+            journal.append(key | answer | spent(conversation))
 
         failed = await play_all(
             pairs,

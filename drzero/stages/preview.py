@@ -31,12 +31,12 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.text import counted
 from drzero.preflight.inputs import gate_questions
-from drzero.recipe.fingerprint import fingerprint, fingerprint_index
+from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.indices import corpus_of
 from drzero.stages.conversations import (
     Failed,
     check_failed_share,
-    journal_settings,
+    journal_conditions,
     play_all,
     served_agent,
     with_services,
@@ -76,11 +76,7 @@ def run_preview(config: DictConfig) -> None:
         greet(config, model)
         prompts, corpus = _prepare(config)
         rows: list[PromptRow] = read_parquet(prompts).to_pylist()
-        conditions = {
-            "model": model.identity,
-            "prompts": fingerprint(prompts),
-            "collection": fingerprint_index(config),
-        } | journal_settings(config, "preview")
+        conditions = journal_conditions(config, "preview", model, prompts=fingerprint(prompts))
         with Journal(folder / SAMPLES, conditions) as journal, Journal(folder / FAILURES, conditions) as lost:
             _play_missing(config, model, rows, journal, lost)
             records, failures = journal.records, lost.records

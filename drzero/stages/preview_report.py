@@ -1,7 +1,7 @@
 """The preview's report: rates by hop, refusals by gate, examples, cost, and gaps in the corpus."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ from data.examples import Examples, evidence, of_selection
 from data.pairs import trajectory_of
 from data.selection import Selection, prompts_by_index
 from drzero.recipe.tables import console, new_table
-from drzero.stages.examples import print_examples, verdict
+from drzero.stages.examples import gates_table, per_hop, print_examples, verdict
 from drzero.stages.models import cost_line, costs, request_lines, usd
 
 _MANY = 1 / 3  # a fault in more than this share of questions is reported as the corpus's
@@ -37,6 +37,9 @@ def preview_report(
 ) -> dict[str, Any]:
     """The report as JSON; `corpus` has facts about it, and lines to print."""
     by_index = {record["prompt_index"]: record for record in records}
+    of_hop: dict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        of_hop[str(record["hop"])].append(record["reward"])
     examples = of_selection(
         selection,
         prompts_by_index(rows),
@@ -49,7 +52,7 @@ def preview_report(
     return {
         **selection.counts,
         "corpus": dict(corpus),
-        "per_hop": by_hop(rows, records, selection),
+        "per_hop": {hop: counts | _rates(of_hop[hop]) for hop, counts in per_hop(rows, selection).items()},
         "lacks": list(_lacks(corpus, selection)),
         "examples": examples.to_dict(),
         "failed": len(rows) - len(records),
@@ -59,28 +62,8 @@ def preview_report(
     }
 
 
-def by_hop(
-    rows: Sequence[Record], records: Sequence[Record], selection: Selection
-) -> dict[str, dict[str, Any]]:
-    """Prompts, proper questions, accepted ones and attempts for each hop count."""
-    accepted = Counter(pair.hop for pair in selection.accepted)
-    rejected = Counter(one.hop for one in selection.rejected)
-    prompts = Counter(row["extra_info"]["hop"] for row in rows)
-    of_hop: dict[int, list[Record]] = defaultdict(list)
-    for record in records:
-        of_hop[record["hop"]].append(record["reward"])
-    return {
-        str(hop): {
-            "prompts": prompts[hop],
-            "accepted": accepted[hop],
-            "rejected": rejected[hop],
-            **_rates(of_hop[hop]),
-        }
-        for hop in sorted(prompts)
-    }
-
-
 def _rates(rewards: Sequence[Record]) -> dict[str, Any]:
+    """Of one hop count: proper questions, and their attempts."""
     tried = [reward for reward in rewards if reward["k"] is not None]
     attempts = sum(reward["n"] for reward in tried)
     return {
@@ -134,10 +117,7 @@ def print_preview(report: Mapping[str, Any], name: str) -> None:
         reward = "–" if rates["reward"] is None else f"{rates['reward']:.2f}"
         counts = (rates["prompts"], rates["questions"], rates["accepted"])
         table.add_row(hop, *map(str, counts), right, str(rates["sometimes"]), reward)
-    gates = new_table("gates", "gate", ">judged", ">refused")
-    for gate, counts in report["gates"].items():
-        gates.add_row(gate, str(counts["judged"]), str(counts.get("note") or counts["refused"]))
-    console().print(table, gates)
+    console().print(table, gates_table(report["gates"]))
     print_examples(Examples.from_dict(report["examples"]), name)
     print("\nthe corpus:" if report["lacks"] else "\nthe corpus: no fault found in this sample")
     for line in report["lacks"]:

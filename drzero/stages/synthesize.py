@@ -34,17 +34,17 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.inputs import gate_questions, gate_settings, partition_rows
 from drzero.preflight.tokenizers import load_chat_tokenizer
-from drzero.recipe.fingerprint import fingerprint, fingerprint_index
+from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.tables import console, new_table
 from drzero.stages.conversations import (
     Failed,
     check_failed_share,
-    journal_settings,
+    journal_conditions,
     play_all,
     served_agent,
     with_services,
 )
-from drzero.stages.examples import print_examples
+from drzero.stages.examples import gates_table, per_hop, print_examples
 from drzero.stages.models import (
     StageModel,
     chat_model,
@@ -54,6 +54,7 @@ from drzero.stages.models import (
     own_model,
     request_lines,
     requests_report,
+    spent,
     usd,
 )
 from drzero.stages.open_book import OpenBook, check_open_book
@@ -95,7 +96,9 @@ def run_synthesize(config: DictConfig) -> None:
         if config.gates.open_book:  # find a mistake in it before sampling
             load_chat_tokenizer(config.gates.open_book_model, "gates.open_book_model")
         benchmark_questions = gate_questions(config)
-        conditions = journal_identity(config, model.identity)
+        # Without the number of samples a prompt, so that more can be drawn later.
+        prompts = fingerprint(Path(config.data.train_files))
+        conditions = journal_conditions(config, "synthesize", model, prompts=prompts)
         with Journal(folder / SAMPLES, conditions) as journal:
             _sample_missing(config, model, rows, journal)
             samples = [record for record in journal.records if record["sample"] < config.samples]
@@ -143,15 +146,6 @@ def merge_if_needed(config: DictConfig) -> str:
     return str(export_policy(config, folder.absolute())) if is_run else str(config.challenger)
 
 
-def journal_identity(config: DictConfig, model: str) -> dict[str, Any]:
-    """Everything a sample depends on, which leaves out the number of samples a prompt."""
-    return {
-        "model": model,
-        "prompts": fingerprint(Path(config.data.train_files)),
-        "collection": fingerprint_index(config),
-    } | journal_settings(config, "synthesize")
-
-
 def sample_seed(run_seed: int, prompt_index: int, number: int) -> int:
     """A sample's seed: 63 bits, to fit a signed column and every server."""
     digest = hashlib.sha256(f"{run_seed}/{prompt_index}/{number}".encode()).digest()
@@ -173,15 +167,8 @@ def missing_samples(
 
 def sample_record(sample: Sample, conversation: Conversation) -> dict[str, Any]:
     """The journal's record of a finished conversation."""
-    return {
-        "prompt_index": sample.prompt_index,
-        "sample": sample.number,
-        "seed": sample.seed,
-        "trajectory": conversation.trajectory.to_dict(),
-        "tokens_in": conversation.tokens_in,
-        "tokens_out": conversation.tokens_out,
-        "latency_s": round(conversation.latency_s, 2),
-    }
+    asked = {"prompt_index": sample.prompt_index, "sample": sample.number, "seed": sample.seed}
+    return asked | {"trajectory": conversation.trajectory.to_dict()} | spent(conversation)
 
 
 def generator_name(config: DictConfig, identity: str) -> str:
@@ -272,9 +259,9 @@ def _finish(
 ) -> None:
     folder, tokens = Path(config.run.dir), report["tokens_in"] + report["tokens_out"]
     if answers:
-        spent = costs(answers.records)
-        report["open_book"] = {"answers": len(answers.records), **spent}
-        tokens += spent["tokens_in"] + spent["tokens_out"]
+        cost = costs(answers.records)
+        report["open_book"] = {"answers": len(answers.records), **cost}
+        tokens += cost["tokens_in"] + cost["tokens_out"]
     if endpoint:
         report["endpoint"] = requests_report(endpoint)
         report["endpoint"]["usd"] = usd(config, report)
@@ -296,15 +283,9 @@ def synthesis_report(
     """Counts per hop and per gate. `conversation_s` sums the seconds of concurrent conversations."""
     sampled = Counter(record["prompt_index"] for record in records)
     indices = [row["extra_info"]["index"] for row in rows]
-    prompts = Counter(row["extra_info"]["hop"] for row in rows)
-    accepted = Counter(pair.hop for pair in selection.accepted)
-    rejected = Counter(rejection.hop for rejection in selection.rejected)
     return {
         **selection.counts,
-        "per_hop": {
-            str(hop): {"prompts": prompts[hop], "accepted": accepted[hop], "rejected": rejected[hop]}
-            for hop in sorted(prompts)
-        },
+        "per_hop": per_hop(rows, selection),
         "missing_samples": len(rows) * samples_per_prompt - len(records),
         "prompts_without_sample": sum(sampled[index] == 0 for index in indices),
         **costs(records),
@@ -315,12 +296,8 @@ def print_report(report: Mapping[str, Any], name: str) -> None:
     """Print accepted and rejected prompts per hop, and how many pairs each gate refused."""
     hops = new_table(f"{name}: prompts", "hops", ">prompts", ">accepted", ">rejected")
     for hop, counts in report["per_hop"].items():
-        hops.add_row(hop, *(str(counts[key]) for key in ("prompts", "accepted", "rejected")))
-    gates = new_table("gates, over the samples that are pairs", "gate", ">judged", ">refused", ">share")
-    for gate, counts in report["gates"].items():
-        share = f"{counts['refused'] / counts['judged']:.1%}" if counts["judged"] else "–"
-        gates.add_row(gate, str(counts["judged"]), str(counts["refused"]), counts.get("note", share))
-    console().print(hops, gates)
+        hops.add_row(hop, *map(str, counts.values()))
+    console().print(hops, gates_table(report["gates"]))
     print(f"{report['samples']} samples, {report['pairs']} of them pairs of a question and an answer")
     if report["missing_samples"]:
         print(

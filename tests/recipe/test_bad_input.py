@@ -145,7 +145,6 @@ def test_serving_a_collection_built_with_another_embedder_is_refused(capsys, tmp
 def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_starts(
     capsys, tmp_path, prepared, place
 ):
-    """A file where a folder should be, and a file system that takes no files."""
     (tmp_path / "a file").write_text("")
     message = refusal(capsys, *challenger(prepared, tmp_path / place / "ck"))
     assert f"run.dir: {tmp_path / place / 'ck' / 'tiny'} cannot be written" in message
@@ -154,27 +153,26 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_starts(
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("template", "expected"),
     [
-        ({"token": "<|eot_id|>"}, "has no <|im_end|>"),
-        ({"chat_template": "{{ messages[0].content }}"}, "does not render tools"),
-        ({"chat_template": "{{ tools }}{{ raise_exception('no system role') }}"}, "no system role"),
-        ({"chat_template": "{{ tools }}{{ messages[0].content }}"}, "does not render tool responses"),
-        ({"chat_template": "{{ tools }}{{ messages | length }}"}, "rewrites earlier turns"),
-        ({"chat_template": None}, "chat_template is not set"),
+        ("{{ messages[0].content }}", "does not render tools"),
+        ("{{ tools }}{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ tools }}{{ messages[0].content }}", "does not render tool responses"),
+        ("{{ tools }}{{ messages | length }}", "rewrites earlier turns"),
+        (None, "chat_template is not set"),
+        ("another family's", "has no <|im_end|>"),
     ],
-    ids=["other family", "no tools", "no system role", "no tool responses", "rewriting", "no template"],
 )
-def test_a_model_that_cannot_hold_our_conversations_is_refused(tmp_path, tiny_model, changes, expected):
+def test_a_model_that_cannot_hold_our_conversations_is_refused(tmp_path, tiny_model, template, expected):
     model = tmp_path / "model"
     shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("*.safetensors"))
-    if "chat_template" in changes:
+    if template is None:
         (model / "chat_template.jinja").unlink()
-        if changes["chat_template"] is not None:
-            (model / "chat_template.jinja").write_text(changes["chat_template"])
-    if "token" in changes:
+    elif template == "another family's":
         for path in model.glob("*.json"):
-            path.write_text(path.read_text().replace("<|im_end|>", changes["token"] or ""))
+            path.write_text(path.read_text().replace("<|im_end|>", "<|eot_id|>"))
+    else:
+        (model / "chat_template.jinja").write_text(template)
     with pytest.raises(CheckError, match=r"base_model: the model at .* cannot hold") as refused:
         load_chat_tokenizer(str(model), "base_model")
     assert expected in str(refused.value)
@@ -190,35 +188,34 @@ def test_a_training_run_of_such_a_model_is_refused_with_its_key(capsys, tmp_path
     assert not (tmp_path / "ck").exists()
 
 
-@pytest.mark.parametrize(
-    ("damage", "override", "expected"),
-    [
-        ("missing", "", ["no questions at {train} (data.train_files)", "`drzero synthesize iteration=1`"]),
-        ("columns", "", ["{train} lacks the columns reward_model"]),
-        (
-            "",
-            "data.train_files={prompts}",
-            ["{prompts} (data.train_files): 60 of 60 rows have no answer", "challenger prompts?"],
-        ),
-        ("", "data.train_batch_size=8", ["has 4 rows, less than one batch"]),
-        ("", "data.max_prompt_length=20", ["4 of 4 prompts in"]),
-        ("", "prompts.form=full", ["not worded for this run (prompts.form=full, 5 turns)"]),
-        ("", "mode=colocate_async", ["no partial rollouts: use mode=sync"]),
-        ("", "iteration=2", ["solver_iter1_hf, neither a folder nor on a reachable hub"]),
-        ("", "run.min_free_gb=1000000", ["run.min_free_gb=1e+06 are required"]),
+SOLVER = {
+    "data.train_files={tmp}/none.parquet": [
+        "no questions at {tmp}/none.parquet (data.train_files)",
+        "`drzero synthesize iteration=1`",
     ],
-)
-def test_a_solver_run_that_cannot_go_well_is_refused(capsys, tmp_path, prepared, damage, override, expected):
+    "data.train_files={tmp}/bare.parquet": ["{tmp}/bare.parquet lacks the columns reward_model"],
+    "data.train_files={prompts}": [
+        "{prompts} (data.train_files): 60 of 60 rows have no answer",
+        "challenger prompts?",
+    ],
+    "data.train_batch_size=8": ["has 4 rows, less than one batch"],
+    "data.max_prompt_length=20": ["4 of 4 prompts in"],
+    "prompts.form=full": ["not worded for this run (prompts.form=full, 5 turns)"],
+    "mode=colocate_async": ["no partial rollouts: use mode=sync"],
+    "iteration=2": ["solver_iter1_hf, neither a folder nor on a reachable hub"],
+    "run.min_free_gb=1000000": ["run.min_free_gb=1e+06 are required"],
+}
+
+
+@pytest.mark.parametrize("overrides", SOLVER)
+def test_a_solver_run_that_cannot_go_well_is_refused(capsys, tmp_path, prepared, overrides):
     write_questions(tmp_path, 4, 4)
     train, val = (tmp_path / "synthesize_iter1" / f"{name}.parquet" for name in ("train", "val"))
-    places = {"train": train, "prompts": prepared.corpus / "data" / "zero_ratio4321.parquet"}
-    if damage == "missing":
-        train.unlink()
-    elif damage == "columns":
-        pq.write_table(pq.read_table(train).drop_columns(["reward_model"]), train)
+    pq.write_table(pq.read_table(train).drop_columns(["reward_model"]), tmp_path / "bare.parquet")
+    places = {"tmp": tmp_path, "prompts": prepared.corpus / "data" / "zero_ratio4321.parquet"}
     common = ["data.train_batch_size=4", f"retrieval.port={unused_port()}"]
     files = [f"data.train_files={train}", f"data.val_files={val}"]
-    typed = [override.format(**places)] if override else []
+    typed = overrides.format(**places).split()
     message = refusal(capsys, "solver", *prepared.overrides(tmp_path), *common, *files, *typed)
-    assert [part for part in expected if part.format(**places) not in message] == []
+    assert [part for part in SOLVER[overrides] if part.format(**places) not in message] == []
     assert not (tmp_path / "tiny").exists()

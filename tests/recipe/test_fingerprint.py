@@ -48,17 +48,11 @@ def test_the_time_of_writing_does_not_matter(tmp_path):
     assert fingerprint(tmp_path) == before
 
 
-def test_nothing_has_no_fingerprint(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        fingerprint(tmp_path / "nothing")
-
-
-def test_a_model_folder_goes_by_content(tmp_path):
+def test_a_model_folder_goes_by_content_and_one_that_is_not_there_has_no_fingerprint(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     assert fingerprint_model(str(tmp_path)) == fingerprint(tmp_path)
-
-
-def test_a_model_folder_that_is_not_there_has_no_fingerprint(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        fingerprint(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match="no model at"):
         fingerprint_model(str(tmp_path / "models" / "none"))
 
@@ -83,14 +77,11 @@ def build(folder, text):
     return folder / "chromadb"
 
 
-def test_an_index_goes_by_the_documents_it_was_built_from(tmp_path):
+def test_an_index_goes_by_the_documents_it_was_built_from_and_must_be_there(tmp_path):
     one, again, other = (
         fingerprint_collection(chroma_index([build(tmp_path / name, text)], "corpus"))
         for name, text in (("a", "A harbour town."), ("b", "A harbour town."), ("c", "A market town."))
     )
     assert one == again != other
-
-
-def test_an_index_that_is_not_there_has_no_fingerprint(tmp_path):
     with pytest.raises(StoreError, match="no Chroma folder"):
         fingerprint_collection(chroma_index([tmp_path], "corpus"))

@@ -47,23 +47,21 @@ def test_the_rest_follows_from_how_many_gpus_serve(said, training, sampling):
 def test_a_split_of_a_rented_machine_has_no_error_and_counts_its_gpus(said):
     errors = [text for text in errors_of("train", f"env=wordle {said}") if "GiB" in text or "GPU" in text]
     assert errors == []
-    ledger = preflight(
-        compose_stage("train", ["env=wordle", "compute=8xh100", *said.split()]), "train"
-    ).ledger
-    whole = preflight(compose_stage("train", ["env=wordle", "compute=8xh100"]), "train").ledger
+    ledger, whole = (
+        preflight(compose_stage("train", ["env=wordle", "compute=8xh100", *words]), "train").ledger
+        for words in (said.split(), [])
+    )
     assert ledger.phases["update"]["actor: weights"] == 2 * whole.phases["update"]["actor: weights"]
     alone = ledger.phases["GPU that only samples"]
-    assert (
-        "actor: weights" not in alone
-        and alone["rollout engine: share"] >= (ledger.phases["rollout"]["rollout engine: share"])
-    )
+    assert "actor: weights" not in alone
+    assert alone["rollout engine: share"] >= ledger.phases["rollout"]["rollout engine: share"]
 
 
-def test_without_the_key_all_gpus_do_both():
-    for said in ("", "machine.serve_gpus=null"):
-        config = composed("solver", said)
-        assert config.trainer.v1.trainer_mode == "drzero_grpo_sync"
-        assert (config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout.nnodes) == (8, 0)
+@pytest.mark.parametrize("said", ["", "machine.serve_gpus=null"])
+def test_without_the_key_all_gpus_do_both(said):
+    config = composed("solver", said)
+    assert config.trainer.v1.trainer_mode == "drzero_grpo_sync"
+    assert (config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout.nnodes) == (8, 0)
 
 
 @pytest.mark.parametrize(
@@ -94,16 +92,8 @@ def test_a_split_that_cannot_be_is_one_line_with_what_to_do(said, message):
     ("stage", "said", "message"),
     [
         ("challenger", "machine.serve_gpus=4", "leave machine.serve_gpus out, or set allow_off_policy=true"),
-        (
-            "solver",
-            "machine.serve_gpus=3 solver.tp_size=2",
-            "choose machine.serve_gpus so that 2 divides both",
-        ),
-        (
-            "solver",
-            "machine.serve_gpus=4 rollout=reference",
-            "leave machine.serve_gpus out, or use rollout=sglang",
-        ),
+        ("solver", "machine.serve_gpus=3 solver.tp_size=2", "machine.serve_gpus so that 2 divides both"),
+        ("solver", "machine.serve_gpus=4 rollout=reference", "serve_gpus out, or use rollout=sglang"),
         ("solver", "mode=separate_async", "set machine.serve_gpus=4 instead of mode="),
     ],
 )
@@ -126,7 +116,5 @@ def test_ids_put_the_gpus_that_serve_last_in_what_the_processes_see(monkeypatch,
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if before is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
-    seen = process_env(composed("solver", f"machine.serve_gpus={serving}")).get(
-        "CUDA_VISIBLE_DEVICES", before
-    )
-    assert seen == after
+    environment = process_env(composed("solver", f"machine.serve_gpus={serving}"))
+    assert environment.get("CUDA_VISIBLE_DEVICES", before) == after

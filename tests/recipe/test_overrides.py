@@ -81,70 +81,54 @@ def test_an_override_that_can_work_is_accepted(config_dir, overrides):
     check_overrides(overrides, config_dir, "run")
 
 
-@pytest.mark.parametrize(
-    ("override", "nearest"),
-    [
-        ("trainer.total_training_step=2", "trainer.total_training_steps"),
-        ("trainer.gamma=1", "algorithm.gamma"),
-        ("total_epochs=1", "trainer.total_epochs"),
-        ("actor_rollout_ref.actor.lr=1e-6", "actor_rollout_ref.actor.optim.lr"),
-        ("trainer={total_epoch: 3}", "trainer.total_epochs"),
-        ("modle=large", "model"),
-        ("~trainer.total_epoch", "trainer.total_epochs"),
+ACTOR, NO_KEY, NO_FIELD = "actor_rollout_ref.actor", "there is no key", "has no field"
+REFUSED = {
+    "trainer.total_training_step=2": [NO_KEY, "'trainer.total_training_steps'"],
+    "trainer.gamma=1": [NO_KEY, "'algorithm.gamma'"],
+    "total_epochs=1": [NO_KEY, "'trainer.total_epochs'"],
+    f"{ACTOR}.lr=1e-6": [NO_KEY, f"'{ACTOR}.optim.lr'"],
+    "trainer={total_epoch: 3}": [NO_KEY, "'trainer.total_epochs'"],
+    "modle=large": [NO_KEY, "'model'"],
+    "~trainer.total_epoch": [NO_KEY, "'trainer.total_epochs'"],
+    # Adding a key is advised only if veRL knows its name.
+    "trainer.wandb_proxy=x": ["To add a new key on purpose, write +trainer.wandb_proxy=x"],
+    "trainer.total_training_stepz=1": ["'trainer.total_training_steps'"],
+    "trainer.save_freq=never": ["trainer.save_freq is 'never', not a number"],
+    "++trainer.save_freq=true": ["is True, not a number"],
+    "data.shuffle=maybe": ["data.shuffle is 'maybe', not true or false"],
+    "trainer={val_only: 1}": ["trainer.val_only is 1, not true or false"],
+    "trainer.logger=3": ["trainer.logger is 3, not a list"],
+    "+trainer.total_epochs=2": ["exists already. To set it, write trainer.total_epochs=2$"],
+    f"+{ACTOR}.ppo_micro_batch_size_gpu=2": [NO_FIELD, f"'{ACTOR}.ppo_micro_batch_size_per_gpu'"],
+    "++actor_rollout_ref.rollout.temprature=1": [NO_FIELD, "'actor_rollout_ref.rollout.temperature'"],
+    f"+{ACTOR}={{clip_ration: 1}}": [NO_FIELD, f"'{ACTOR}.clip_ratio'"],
+    "+actor_rollout_ref.rollout.engine_kwarg.sglang.x=1": [
+        NO_FIELD,
+        "'actor_rollout_ref.rollout.engine_kwargs'",
     ],
-)
-def test_an_unknown_key_is_refused_with_the_nearest(config_dir, override, nearest):
-    message = refusal(config_dir, override)
-    assert "there is no key" in message and repr(nearest) in message
-
-
-def test_adding_a_key_is_advised_only_if_verl_knows_its_name(config_dir):
-    advice = "To add a new key on purpose, write +trainer.wandb_proxy=x"
-    assert advice in refusal(config_dir, "trainer.wandb_proxy=x")
-    assert "+" not in refusal(config_dir, "trainer.total_training_stepz=1")
-
-
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("trainer.save_freq=never", "trainer.save_freq is 'never', not a number"),
-        ("++trainer.save_freq=true", "is True, not a number"),
-        ("data.shuffle=maybe", "data.shuffle is 'maybe', not true or false"),
-        ("trainer={val_only: 1}", "trainer.val_only is 1, not true or false"),
-        ("trainer.logger=3", "trainer.logger is 3, not a list"),
+    "+actor_rollout_ref.rollout.agent.num_worker=1": [
+        NO_FIELD,
+        "'actor_rollout_ref.rollout.agent.num_workers'",
     ],
-)
-def test_a_value_of_another_kind_than_verls_default_is_refused(config_dir, override, said):
-    assert said in refusal(config_dir, override)
-
-
-def test_a_plus_on_a_key_that_exists_is_refused_with_the_plain_form(config_dir):
-    message = refusal(config_dir, "+trainer.total_epochs=2")
-    assert message.endswith("exists already. To set it, write trainer.total_epochs=2")
-
-
-@pytest.mark.parametrize(
-    ("override", "field"),
-    [
-        (
-            "+actor_rollout_ref.actor.ppo_micro_batch_size_gpu=2",
-            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
-        ),
-        ("++actor_rollout_ref.rollout.temprature=1", "actor_rollout_ref.rollout.temperature"),
-        ("+actor_rollout_ref.actor={clip_ration: 1}", "actor_rollout_ref.actor.clip_ratio"),
-        ("+actor_rollout_ref.rollout.engine_kwarg.sglang.x=1", "actor_rollout_ref.rollout.engine_kwargs"),
-        ("+actor_rollout_ref.rollout.agent.num_worker=1", "actor_rollout_ref.rollout.agent.num_workers"),
+    **{
+        f"{plus}{ACTOR}.micro_batch_size_per_gpu=2": [f"Write {ACTOR}.ppo_micro_batch_size_per_gpu=2$"]
+        for plus in ("", "+", "++")
+    },
+    "trainer=async": ["replace the whole mapping 'trainer'", "mode=separate_async", "total_training_steps"],
+    "model=qwen9": [
+        "^config group 'model' has no option 'qwen9'. Options: large, small. ",
+        "model=OWNER/NAME, model=./FOLDER",
     ],
-)
-def test_a_plus_under_a_dataclass_is_refused_with_the_nearest_field(config_dir, override, field):
-    message = refusal(config_dir, override)
-    assert "has no field" in message and repr(field) in message
+    "model=3": ["takes the name of an option: large, small$"],
+    "trainer.logger=console,wandb": ["trainer.logger=[a,b]", "'trainer.logger=\"a,b\"'"],
+}
 
 
-@pytest.mark.parametrize("plus", ["", "+", "++"])
-def test_the_source_guides_own_override_names_its_successor(config_dir, plus):
-    message = refusal(config_dir, f"{plus}actor_rollout_ref.actor.micro_batch_size_per_gpu=2")
-    assert message.endswith("Write actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2")
+@pytest.mark.parametrize("override", REFUSED)
+def test_an_override_that_cannot_work_is_refused_with_what_was_meant(config_dir, override):
+    message = f"^{refusal(config_dir, override)}$"
+    assert [part for part in REFUSED[override] if part not in message] == []
+    assert not (override.startswith("trainer.total_training_stepz") and "+" in message)
 
 
 def test_every_renamed_key_is_gone_and_its_successor_exists(config_dir):
@@ -152,20 +136,6 @@ def test_every_renamed_key_is_gone_and_its_successor_exists(config_dir):
     check_overrides([f"{successor}=2" for successor in verls], config_dir, "run")
     for key in verl.RENAMED:
         assert "is now" in refusal(config_dir, f"{key}=2")
-
-
-def test_a_plain_value_for_a_mapping_is_refused_with_the_group_that_was_meant(config_dir):
-    message = refusal(config_dir, "trainer=async")
-    assert "replace the whole mapping 'trainer'" in message
-    assert "mode=separate_async" in message
-    assert "total_training_steps" in message
-
-
-def test_an_unknown_group_option_is_refused_with_the_options(config_dir):
-    message = refusal(config_dir, "model=qwen9")
-    assert message.startswith("config group 'model' has no option 'qwen9'. Options: large, small. ")
-    assert "model=OWNER/NAME, model=./FOLDER" in message
-    assert refusal(config_dir, "model=3").endswith("takes the name of an option: large, small")
 
 
 @pytest.mark.parametrize(
@@ -192,11 +162,6 @@ def test_a_syntax_error_is_shown_at_its_place_with_a_hint(config_dir, override, 
     shown, pointer = message.splitlines()[1:3]
     assert (shown, pointer) == (f"  {override}", f"  {' ' * (position - 1)}^ at position {position}")
     assert "Quote a value" in message
-
-
-def test_a_comma_outside_quotes_is_refused_with_both_readings(config_dir):
-    message = refusal(config_dir, "trainer.logger=console,wandb")
-    assert "trainer.logger=[a,b]" in message and "'trainer.logger=\"a,b\"'" in message
 
 
 KEYS = (

@@ -101,6 +101,16 @@ def test_a_key_or_value_that_is_not_allowed_is_refused(stage, override, said):
         ("evaluate.solver.dtype", "int8", "one of bfloat16, float16, float32"),
         ("solver.watchdog.policy", "kill", "one of report, stop, resume"),
         ("solver.data.seed", "x", "a whole number"),
+        ("synthesize.samples", 0, "is 0, not a whole number at least 1"),
+        ("synthesize.partitions", 0, "is 0"),
+        ("synthesize.val_share", 0, "is 0, not a number above 0 and at most 0.9"),
+        ("synthesize.val_share", 1, "is 1, not"),
+        ("synthesize.max_val_rows", 0, "is 0, not a whole number at least 1"),
+        ("synthesize.gates.evidence", "perhaps", "is 'perhaps', not true or false"),
+        ("synthesize.gates.max_answer_words", 0, "is 0, not a whole number at least 1"),
+        ("synthesize.gates.contamination_ngram", 1, "is 1, not a whole number at least 2"),
+        ("synthesize.gates.near_duplicate_cosine", 1.5, "is 1.5, not"),
+        ("synthesize.gates.near_duplicate_cosine", 0, "is 0, not"),
     ],
 )
 def test_a_value_is_refused_by_the_type_of_its_key(key, value, said):
@@ -109,37 +119,15 @@ def test_a_value_is_refused_by_the_type_of_its_key(key, value, said):
     assert fault is not None and said in fault
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("samples=0", "samples is 0, not a whole number at least 1"),
-        ("partitions=0", "partitions is 0"),
-        ("val_share=0", "val_share is 0, not a number above 0 and at most 0.9"),
-        ("val_share=1", "val_share is 1, not"),
-        ("max_val_rows=0", "max_val_rows is 0, not a whole number at least 1"),
-        ("+gates.evidenze=true", "'gates.evidence'"),
-        ("gates.evidence=perhaps", "gates.evidence is 'perhaps', not true or false"),
-        ("gates.max_answer_words=0", "gates.max_answer_words is 0, not a whole number at least 1"),
-        ("gates.contamination_ngram=1", "gates.contamination_ngram is 1, not a whole number at least 2"),
-        ("gates.near_duplicate_cosine=1.5", "gates.near_duplicate_cosine is 1.5, not"),
-        ("gates.near_duplicate_cosine=0", "gates.near_duplicate_cosine is 0, not"),
-    ],
-)
-def test_a_synthesis_that_can_give_no_data_or_cannot_judge_it_is_refused(override, said):
-    assert said in refusal("synthesize", override)
-
-
 def test_the_gates_settings_come_from_the_config():
     config = resolve(compose_stage("synthesize", ["gates.evidence=false", "gates.max_answer_words=4"]))
     assert gate_settings(config) == GateSettings(evidence=False, max_answer_words=4)
 
 
-def test_a_stage_without_verl_takes_no_new_key_at_all():
+def test_a_stage_without_verl_takes_no_new_key_but_in_a_mapping_of_ours():
     assert "`drzero config` lists the keys" in refusal("merge", "+foo=1")
     assert "did you mean 'hardware'?" in refusal("merge", "hardwear=cpu")
-
-
-def test_a_mapping_of_ours_takes_new_keys():
+    assert "'gates.evidence'" in refusal("synthesize", "+gates.evidenze=true")
     assert compose_stage("merge", ["hardware=cpu", "+process_env.A=1"]).process_env.A == 1
 
 
@@ -190,23 +178,12 @@ def test_the_demo_environment_brings_its_model_on_every_hardware(stage, hardware
     assert chosen.base_model == "Qwen/Qwen2.5-3B-Instruct"
 
 
-def test_what_changes_an_answer_is_known():
-    assert set(schema_of("evaluate").changing_journal()) == {
-        "prompts.form",
-        "retrieval.topk",
-        "retrieval.response_limit",
-        "solver.engine",
-        "solver.dtype",
-        "solver.temperature",
-        "solver.max_turns",
-        "solver.max_tokens_per_turn",
-        "solver.max_context_tokens",
-        "solver.server_args",
-        *(f"question_fields.{name}" for name in ("question", "answers", "documents")),
-    }
-
-
-def test_what_a_run_keeps_and_what_its_pace_depends_on_is_known():
+def test_what_changes_an_answer_what_a_run_keeps_and_what_its_pace_depends_on_is_known():
+    answer = (
+        "prompts.form retrieval.topk retrieval.response_limit solver.engine solver.dtype solver.temperature "
+        "solver.max_turns solver.max_tokens_per_turn solver.max_context_tokens solver.server_args "
+        "question_fields.question question_fields.answers question_fields.documents"
+    )
     run = (
         "base_model method iteration data.train_files data.train_batch_size open_book_check hop_check "
         "balance_hops train_rows environment.name environment.options environment.max_turns "
@@ -216,11 +193,8 @@ def test_what_a_run_keeps_and_what_its_pace_depends_on_is_known():
         "base_model method data.train_batch_size data.max_response_length compute.type "
         "actor_rollout_ref.rollout.n trainer.n_gpus_per_node trainer.nnodes trainer.device machine.serve_gpus"
     )
-    assert set(run_keys()) == set(run.split())
-    assert set(pace_keys()) == set(pace.split())
-
-
-def test_what_changes_conversations_changes_results():
+    assert set(schema_of("evaluate").changing_journal()) == set(answer.split())
+    assert (set(run_keys()), set(pace_keys())) == (set(run.split()), set(pace.split()))
     for key, _ in all_keys():
         assert set(key.limits.journal) <= set(key.limits.results), key.name
 
@@ -235,14 +209,11 @@ def test_limits_are_those_of_the_code_that_reads_the_keys():
     }
 
 
-def test_a_key_is_printed_with_all_that_is_known_of_it(capsys):
+def test_a_key_is_printed_with_all_that_is_known_of_it_and_an_unknown_one_refused(capsys):
     run_config(["trainer.nnodes"])  # by veRL's name
     run_config(["solver.attempts"])
     printed = capsys.readouterr().out
     for part in ("machine.nodes", "trainer.nnodes", "Attempts per question", "at least 2", "challenger"):
         assert part in printed
-
-
-def test_an_unknown_key_is_refused_with_the_nearest():
     with pytest.raises(NoSuchKey, match=r"retrieval\.topk"):
         run_config(["topk"])

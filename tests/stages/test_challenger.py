@@ -70,11 +70,6 @@ def finished(launched_loop):
     return launched_loop.run("challenger_iter1")
 
 
-def test_a_good_run_logs_no_traceback_and_no_engines_that_nobody_asked_for(finished):
-    assert "Traceback" not in (finished.folder / "logs" / "trainer.log").read_text()
-    assert "engine is not available" not in (finished.folder / "logs" / "merger.log").read_text()
-
-
 @pytest.fixture(scope="module")
 def metrics(finished):
     return finished.lines("metrics/attempt_001.jsonl")
@@ -111,18 +106,14 @@ def test_rollouts_are_real_and_dumped_rewards_are_those_of_their_trajectories(ro
         assert {name: reward[name] for name in asdict(again)} == asdict(again)
 
 
-def test_there_is_one_dump_line_a_rollout(finished):
-    for step in (1, 2):
-        lines = finished.lines(f"dumps/step_{step:04d}.jsonl")
-        assert len({line["key"] for line in lines}) == len(lines) == finished.config.data.train_batch_size
-        assert {line["step"] for line in lines} == {step}
-        assert all(line["trajectory"]["turns"] for line in lines)
-
-
-def test_the_reported_advantages_are_those_of_the_dumped_rewards(finished, metrics):
+def test_there_is_one_dump_line_a_rollout_and_advantages_are_those_of_the_dumped_rewards(finished, metrics):
     for step, line in enumerate(metrics, start=1):
+        dumped = finished.lines(f"dumps/step_{step:04d}.jsonl")
+        assert len({one["key"] for one in dumped}) == len(dumped) == finished.config.data.train_batch_size
+        assert {one["step"] for one in dumped} == {step}
+        assert all(one["trajectory"]["turns"] for one in dumped)
         by_hop: dict[int, list[float]] = {}
-        for rollout in finished.lines(f"dumps/step_{step:04d}.jsonl"):
+        for rollout in dumped:
             by_hop.setdefault(rollout["hop"], []).append(rollout["reward"]["score"])
         sizes = [
             abs(score - np.mean(group)) / np.sqrt(np.var(group) + 1e-6)
@@ -141,6 +132,15 @@ def test_heartbeats_are_the_phases_in_order(finished):
 # What a finished run leaves.
 
 
+def tokens_of(run):
+    """The tokens of a run's rollouts, and of its solver's attempts."""
+    steps = [line["data"] for line in run.lines("metrics/attempt_001.jsonl")]
+    names = ("perf/total_num_tokens", "drzero/solver/attempt_tokens", "drzero/solver/attempt_tokens_in")
+    of_rollouts, *of_attempts = (sum(step[name] for step in steps) for name in names)
+    assert of_rollouts > 0
+    return of_rollouts + sum(of_attempts)
+
+
 def test_the_run_ends_with_summary_questions_and_a_result_that_counts_tokens(finished):
     for name in ("checkpoint", "export", "dumps, metrics, logs"):
         assert name in finished.out
@@ -149,20 +149,15 @@ def test_the_run_ends_with_summary_questions_and_a_result_that_counts_tokens(fin
     assert examples and 0 < len(examples.accepted) + len(examples.rejected) <= 6
     for one in (*examples.accepted, *examples.rejected):
         assert f"{one.question or '–'} → {one.answer or '–'}" in finished.out and one.reason in finished.out
+    outputs = {"checkpoint": finished.folder / f"global_step_{STEPS}", "export": finished.export}
     result = read_result(finished.folder)
-    assert result and result.outputs == {
-        "checkpoint": finished.folder / f"global_step_{STEPS}",
-        "export": finished.export,
-    }
-    steps = [line["data"] for line in finished.lines("metrics/attempt_001.jsonl")]
-    attempts = sum(
-        step["drzero/solver/attempt_tokens"] + step["drzero/solver/attempt_tokens_in"] for step in steps
-    )
-    of_rollouts = sum(step["perf/total_num_tokens"] for step in steps)
-    assert result.tokens == of_rollouts + attempts > attempts > 0
+    assert result.outputs == outputs
+    assert result.tokens == tokens_of(finished)
 
 
-def test_in_a_pipe_a_run_prints_few_lines_and_no_spaces_at_their_ends(launched_loop):
+def test_a_good_run_logs_no_traceback_and_prints_few_lines_in_a_pipe(finished, launched_loop):
+    assert "Traceback" not in (finished.folder / "logs" / "trainer.log").read_text()
+    assert "engine is not available" not in (finished.folder / "logs" / "merger.log").read_text()
     log = launched_loop.mounted / "evolve" / "logs" / "challenger_iter1.log"
     lines = log.read_text().splitlines()
     assert len(lines) <= 60 and [line for line in lines if line != line.rstrip()] == []
@@ -223,93 +218,81 @@ def killed(arguments, cut):
     return run_stage("challenger", [*arguments, "trainer.save_freq=1"], folder, kill)
 
 
-@pytest.mark.slow("a start of the trainer: test_training.py and the loop's own stop time in the first")
-@pytest.mark.matrix
-class TestOutOfTime:
-    def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_that_says_where(self, cut):
-        assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
-        reported = [line for line in cut.err.splitlines() if line.startswith("drzero")]
-        assert len(reported) == 1
-        assert reported[0].startswith("drzero challenger: out of time after step 1 of 3: another step")
-        assert reported[0].endswith("; rerun to resume") and "Traceback" not in cut.err
-
-    def test_its_step_is_saved_though_no_save_was_due_and_nothing_of_it_is_left(self, cut):
-        assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
-        assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
-        assert not cut.export.exists()
-        assert_nothing_left(cut)
-
-    def test_what_was_whole_by_then_was_announced(self, cut):
-        announced = (cut.folder.parent / "announced.jsonl").read_text().splitlines()
-        paths = [Path(json.loads(line)["path"]).relative_to(cut.folder) for line in announced]
-        assert list(map(str, paths)) == ["dumps/step_0001.jsonl", "global_step_1"]
-
-    def test_diagnose_reports_no_failure_of_it(self, cut, capsys):
-        assert main(["diagnose", str(cut.folder)]) == 0
-        assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
-        (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
-        assert (event["component"], event["step"]) == ("trainer", 1)
+def second_tier(reason):
+    """A mark for what reads a run of its own."""
+    return lambda test: pytest.mark.matrix(pytest.mark.slow(reason)(test))
 
 
-@pytest.mark.slow("a second start; test_resume.py covers what is read, linked and refused")
-@pytest.mark.matrix
-class TestResumed:
-    def test_a_rerun_resumes_after_the_last_step(self, killed):
-        assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
-
-    def test_a_resumed_run_draws_the_data_of_an_unbroken_one(self, killed):
-        assert dumped_order(killed, (1, 2)) == unbroken_order(killed.config, 2)
-
-    def test_a_resumed_run_starts_from_the_saved_weights(self, killed):
-        name = "model.layers.0.mlp.up_proj.weight"
-        first, second = checkpoint_weights(killed, 1)[name], checkpoint_weights(killed, 2)[name]
-        step = (second - first).abs().max()
-        assert 0 < step < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
-
-    def test_a_key_of_the_users_own_reaches_the_trainers_config(self, killed):
-        assert killed.config.trainer.foo == 1
-
-    def test_heartbeats_are_the_phases_in_order(self, killed):
-        beats = [(beat["step"], beat["phase"]) for beat in killed.lines("heartbeats.jsonl")]
-        assert beats[0] == (0, "start-up")
-        resumed_at = max(place for place, (_, phase) in enumerate(beats) if phase == "start-up")
-        assert [beat for beat in beats[:resumed_at] if beat[1] in PHASES] == [(1, phase) for phase in PHASES]
-        expected = [*((2, phase) for phase in PHASES), (3, "rollout")]
-        assert beats[resumed_at + 1 :][: len(expected)] == expected
-
-    def test_training_moved_the_weights(self, killed, speaking_model):
-        before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()
-        first, second = checkpoint_weights(killed, 1), checkpoint_weights(killed, 2)
-        name = "model.layers.0.mlp.up_proj.weight"
-        assert not torch.equal(before[name], first[name])
-        assert not torch.equal(first[name], second[name])
-
-    def test_nothing_listened_beyond_loopback(self, killed):
-        assert (killed.config.retrieval.host, killed.config.retrieval.port) in killed.watch.listeners
-        beyond = {
-            (ip, port): command
-            for (ip, port), command in killed.watch.listeners.items()
-            if not ipaddress.ip_address(ip.removeprefix("::ffff:")).is_loopback
-        }
-        assert beyond == {}
+OUT_OF_TIME = second_tier(
+    "a start of the trainer: test_training.py and the loop's own stop time in the first"
+)
+RESUMED = second_tier("a second start; test_resume.py covers what is read, linked and refused")
+KILLED = second_tier("in the run that resumes; test_ops_faults.py ends services in the first tier")
+NEXT = second_tier("a start of the trainer; test_resume.py covers what is linked and refused")
+WEIGHT = "model.layers.0.mlp.up_proj.weight"
 
 
-@pytest.mark.slow("in the run that resumes; test_ops_faults.py ends services in the first tier")
-@pytest.mark.matrix
-class TestAKilledService:
-    def test_a_killed_service_ends_the_run_with_its_name_and_log(self, killed):
-        assert killed.code == 1, killed.err[-3000:]
-        assert "service 'solver' died: killed by SIGKILL" in killed.err
-        assert str(killed.folder / "logs" / "solver.log") in killed.err
-        assert "Traceback" not in killed.err.split("last lines:")[0]
+@OUT_OF_TIME
+def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_and_its_step_is_saved_and_announced(cut):
+    assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
+    (reported,) = [line for line in cut.err.splitlines() if line.startswith("drzero")]
+    assert reported.startswith("drzero challenger: out of time after step 1 of 3: another step")
+    assert reported.endswith("; rerun to resume") and "Traceback" not in cut.err
+    assert saved_step(cut.folder) == 1 and not (cut.folder / "result.json").exists()
+    assert not list(cut.folder.glob("out_of_time*")) and not list(cut.folder.glob("logs/stall_*"))
+    assert not cut.export.exists()
+    assert_nothing_left(cut)
+    announced = (cut.folder.parent / "announced.jsonl").read_text().splitlines()
+    paths = [Path(json.loads(line)["path"]).relative_to(cut.folder) for line in announced]
+    assert list(map(str, paths)) == ["dumps/step_0001.jsonl", "global_step_1"]
 
-    def test_a_killed_service_leaves_no_process_behind(self, killed):
-        assert_nothing_left(killed)
 
-    def test_a_killed_service_leaves_no_step_half_written(self, killed):
-        assert not list(killed.folder.glob("**/*.partial")) and not killed.export.exists()
-        left = sorted(path.name for name in ("dumps/*", "global_step_*") for path in killed.folder.glob(name))
-        assert left == ["global_step_1", "global_step_2", "step_0001.jsonl", "step_0002.jsonl"]
+@OUT_OF_TIME
+def test_diagnose_reports_no_failure_of_it(cut, capsys):
+    assert main(["diagnose", str(cut.folder)]) == 0
+    assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
+    (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
+    assert (event["component"], event["step"]) == ("trainer", 1)
+
+
+@RESUMED
+def test_a_rerun_resumes_after_the_last_step_with_the_data_of_an_unbroken_one(killed):
+    assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
+    assert dumped_order(killed, (1, 2)) == unbroken_order(killed.config, 2)
+    assert killed.config.trainer.foo == 1  # a key of the user's own
+    beats = [(beat["step"], beat["phase"]) for beat in killed.lines("heartbeats.jsonl")]
+    assert beats[0] == (0, "start-up")
+    resumed_at = max(place for place, (_, phase) in enumerate(beats) if phase == "start-up")
+    assert [beat for beat in beats[:resumed_at] if beat[1] in PHASES] == [(1, phase) for phase in PHASES]
+    expected = [*((2, phase) for phase in PHASES), (3, "rollout")]
+    assert beats[resumed_at + 1 :][: len(expected)] == expected
+
+
+@RESUMED
+def test_training_moved_the_weights_and_a_resumed_run_starts_from_the_saved_ones(killed, speaking_model):
+    before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()[WEIGHT]
+    first, second = (checkpoint_weights(killed, step)[WEIGHT] for step in (1, 2))
+    assert not torch.equal(before, first)
+    assert 0 < (second - first).abs().max() < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
+
+
+@RESUMED
+def test_nothing_listened_beyond_loopback(killed):
+    assert (killed.config.retrieval.host, killed.config.retrieval.port) in killed.watch.listeners
+    hosts = {ip.removeprefix("::ffff:") for ip, _ in killed.watch.listeners}
+    assert [host for host in hosts if not ipaddress.ip_address(host).is_loopback] == []
+
+
+@KILLED
+def test_a_killed_service_ends_the_run_with_its_name_and_log_and_leaves_nothing_behind(killed):
+    assert killed.code == 1, killed.err[-3000:]
+    assert "service 'solver' died: killed by SIGKILL" in killed.err
+    assert str(killed.folder / "logs" / "solver.log") in killed.err
+    assert "Traceback" not in killed.err.split("last lines:")[0]
+    assert_nothing_left(killed)
+    assert not list(killed.folder.glob("**/*.partial")) and not killed.export.exists()
+    left = sorted(path.name for name in ("dumps/*", "global_step_*") for path in killed.folder.glob(name))
+    assert left == ["global_step_1", "global_step_2", "step_0001.jsonl", "step_0002.jsonl"]
 
 
 @pytest.fixture(scope="module")
@@ -323,39 +306,32 @@ def resumed(arguments, killed):
 @pytest.fixture(scope="module")
 def continued(arguments, resumed):
     """The next iteration's challenger: a folder of its own, one step on from where the last one ended."""
-    choices = ["run.name=next", f"continue_from={resumed.folder}", "trainer.total_training_steps=4"]
-    run = run_stage(
-        "challenger", [*arguments, *choices, "trainer.save_freq=1"], resumed.folder.parent / "next"
-    )
+    words = ["run.name=next", f"continue_from={resumed.folder}", "trainer.total_training_steps=4"]
+    words = [*arguments, *words, "trainer.save_freq=1"]
+    run = run_stage("challenger", words, resumed.folder.parent / "next")
     assert run.code == 0, run.err[-3000:] + run.out[-6000:]
     return run
 
 
-@pytest.mark.slow("a start of the trainer; test_resume.py covers what is linked and refused")
-@pytest.mark.matrix
-class TestTheNextIteration:
-    def test_it_keeps_counting(self, continued):
-        assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]
-        assert [path.name for path in continued.folder.glob("global_step_*")] == ["global_step_4"]
+@NEXT
+def test_the_next_iteration_keeps_counting_and_draws_the_data_of_one_unbroken_run(continued):
+    assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]
+    assert [path.name for path in continued.folder.glob("global_step_*")] == ["global_step_4"]
+    assert dumped_order(continued, (4,)) == unbroken_order(continued.config, 4)[3:]
 
-    def test_it_draws_the_data_of_one_unbroken_run(self, continued):
-        assert dumped_order(continued, (4,)) == unbroken_order(continued.config, 4)[3:]
 
-    def test_it_takes_over_weights_and_optimizer(self, resumed, continued):
-        name = "model.layers.0.mlp.up_proj.weight"
-        third, fourth = checkpoint_weights(resumed, 3)[name], checkpoint_weights(continued, 4)[name]
-        assert 0 < (fourth - third).abs().max() < 5e-3  # one step of Adam at 1e-3
-        shard = continued.folder / "global_step_4" / "actor" / "optim_world_size_1_rank_0.pt"
-        optimizer = torch.load(shard, weights_only=False)
-        assert {int(state["step"]) for state in optimizer["state"].values()} == {4}
+@NEXT
+def test_it_takes_over_weights_and_optimizer(resumed, continued):
+    third, fourth = checkpoint_weights(resumed, 3)[WEIGHT], checkpoint_weights(continued, 4)[WEIGHT]
+    assert 0 < (fourth - third).abs().max() < 5e-3  # one step of Adam at 1e-3
+    shard = continued.folder / "global_step_4" / "actor" / "optim_world_size_1_rank_0.pt"
+    optimizer = torch.load(shard, weights_only=False)
+    assert {int(state["step"]) for state in optimizer["state"].values()} == {4}
 
-    def test_its_result_is_of_its_own_step(self, continued):
-        result = read_result(continued.folder)
-        assert result and result.outputs == {
-            "checkpoint": continued.folder / "global_step_4",
-            "export": continued.export,
-        }
-        step = continued.lines("metrics/attempt_001.jsonl")[0]["data"]
-        attempts = step["drzero/solver/attempt_tokens"] + step["drzero/solver/attempt_tokens_in"]
-        # None where no question of the step was well formed, which is up to the tiny model.
-        assert result.tokens == step["perf/total_num_tokens"] + attempts > attempts
+
+@NEXT
+def test_its_result_is_of_its_own_step(continued):
+    outputs = {"checkpoint": continued.folder / "global_step_4", "export": continued.export}
+    result = read_result(continued.folder)
+    assert result.outputs == outputs
+    assert result.tokens == tokens_of(continued)

@@ -1,7 +1,6 @@
-"""The evaluate stage: with real services and a small model, and with an endpoint that plays a script.
+"""The evaluate stage with an endpoint that plays a script, and a stand-in for the retrieval service.
 
-Where an endpoint plays the model, the retrieval service is a stand-in as well, so that a run takes a second;
-one run has all the real parts.
+`test_evaluate_chat.py` and the launched loop run it with real parts.
 """
 
 import json
@@ -9,9 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from copy import deepcopy
-from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import cast
@@ -33,7 +30,6 @@ from drzero.ops.process.lock import AlreadyRunning, HeldLock
 from drzero.ops.records import OUT_OF_TIME, read_json_lines
 from drzero.ops.services.services import ServiceDied, ServiceSpec
 from drzero.preflight.inputs import load_questions
-from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.stages import conversations
@@ -69,12 +65,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
-Reply = Callable[[BenchmarkQuestion], str | int]
-"""What the model says to a question, or the HTTP status with which its server fails."""
-
 
 class Script:
-    """An endpoint that answers the demo world's questions by a function, and what it was asked."""
+    """An endpoint that answers the demo world's questions, and what it was asked.
+
+    `reply` gives what the model says to a question, or the HTTP status with which its server fails.
+    """
 
     def __init__(self, start_peer, corpus, tokenizer, reply):
         self.reply = reply
@@ -123,9 +119,6 @@ def stand_in(monkeypatch):
         )
 
     monkeypatch.setattr(run, "search_spec", spec)
-
-
-Compose = Callable[..., DictConfig]
 
 
 @pytest.fixture(scope="module")
@@ -178,10 +171,7 @@ def test_an_endpoints_answers_are_scored_per_hop_count(start_script, compose, ca
     run_evaluate(config)
     benchmarks = report_of(config)["benchmarks"]
     assert {name: row["em"] for name, row in benchmarks.items()} == {
-        "demo_1hop": 1.0,
-        "demo_2hop": 0.0,
-        "demo_3hop": 1.0,
-        "demo_4hop": 0.0,
+        f"demo_{hop}hop": float(hop in (1, 3)) for hop in (1, 2, 3, 4)
     }
     assert all(row["n"] == 2 and row["failed"] == 0 for row in benchmarks.values())
     assert report_of(config)["averages"]["macro average"]["em"] == 0.5
@@ -213,9 +203,7 @@ def test_a_finished_evaluation_has_asked_greedily_and_leaves_a_result_announced_
     run_evaluate(config)
     assert {(body["model"], body["temperature"]) for body in script.peer.requests} == {("served-model", 0.0)}
     result = read_result(Path(config.run.dir))
-    assert result is not None
-    assert result.figures["demo_1hop"] == 1.0
-    assert result.outputs["answers"].is_file()
+    assert result.figures["demo_1hop"] == 1.0 and result.outputs["answers"].is_file()
     assert result.tokens > sum(len(body["prompt"]) for body in script.peer.requests)
     announced = [Path(line["path"]).name for line in read_json_lines(tmp_path / "announced.jsonl")]
     assert announced == ["answers.jsonl", "report.json", "result.json"]
@@ -327,8 +315,7 @@ def test_a_benchmark_whose_questions_all_failed_is_a_dash_in_the_table_and_null_
         # Python writes and reads NaN, which is no JSON.
         json.loads((Path(config.run.dir) / name).read_text(), parse_constant=pytest.fail)
     assert report_of(config)["benchmarks"]["demo_4hop"]["em"] is None
-    result = read_result(Path(config.run.dir))
-    assert result is not None and result.figures["demo_4hop"] is None
+    assert read_result(Path(config.run.dir)).figures["demo_4hop"] is None
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -358,39 +345,38 @@ def test_answers_under_other_conditions_or_of_another_server_are_not_mixed_in(st
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_second_run_of_one_folder_is_refused(start_script, compose):
+def test_a_second_run_of_one_folder_is_refused_and_what_a_killed_run_was_writing_is_removed(
+    start_script, compose
+):
     script = start_script(right)
     config = compose(script)
+    half = Path(config.run.dir) / ".report.json.0123.tmp"
     with HeldLock(Path(config.run.dir) / "lock"), pytest.raises(AlreadyRunning, match="in use by process"):
         run_evaluate(config)
     assert script.asked == []
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_what_a_killed_run_was_writing_is_removed(start_script, compose):
-    config = compose(start_script(right))
-    half = Path(config.run.dir) / ".report.json.0123.tmp"
-    half.parent.mkdir(parents=True)
     half.write_text('{"mod')
     run_evaluate(config)
     assert not half.exists()
 
 
-# --- the real parts -----------------------------------------------------------------------------------------
-
-
 # --- refused before anything starts -------------------------------------------------------------------------
 
 
-def test_an_endpoint_without_a_tokenizer_is_refused(compose):
-    with pytest.raises(CheckError, match="set tokenizer="):
-        run_evaluate(compose(None, "endpoint=http://127.0.0.1:1/v1"))
-
-
-def test_an_endpoint_that_does_not_answer_is_refused(compose, prepared):
-    address = f"http://127.0.0.1:{unused_port()}/v1"
-    with pytest.raises(CheckError, match=rf"no OpenAI-compatible server answers at {address}/models"):
-        run_evaluate(compose(None, f"endpoint={address}", f"tokenizer={prepared.model}"))
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["endpoint=http://127.0.0.1:1/v1"], "set tokenizer="),
+        (
+            ["endpoint=http://{dead}", "tokenizer={model}"],
+            "no OpenAI-compatible server answers at http://{dead}",
+        ),
+        (["iteration=3"], r"solver\.model_path: there is no model at .*solver_iter3_hf"),
+    ],
+)
+def test_a_model_or_endpoint_that_is_not_there_is_refused_by_its_key(compose, prepared, changes, said):
+    places = {"dead": f"127.0.0.1:{unused_port()}/v1", "model": prepared.model}
+    with pytest.raises(CheckError, match=said.format(**places)):
+        run_evaluate(compose(None, *(change.format(**places) for change in changes)))
 
 
 def test_one_of_several_models_of_an_endpoint_must_be_chosen(start_peer, compose, prepared):
@@ -402,11 +388,6 @@ def test_one_of_several_models_of_an_endpoint_must_be_chosen(start_peer, compose
     with pytest.raises(CheckError, match="base, adapter, not other"):
         stage_model(resolve(compose(None, *choices, "endpoint_model=other")), "solver")
     assert stage_model(resolve(compose(None, *choices, "endpoint_model=adapter")), "solver").name == "adapter"
-
-
-def test_a_model_that_is_not_there_is_refused_by_its_key(compose):
-    with pytest.raises(CheckError, match=r"solver\.model_path: there is no model at .*solver_iter3_hf"):
-        run_evaluate(compose(None, "iteration=3"))
 
 
 def test_questions_of_one_name_are_refused(start_script, compose, prepared):
@@ -457,12 +438,6 @@ def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(
         load_questions(config)
 
 
-@pytest.mark.skipif(find_spec("sglang") is not None, reason="where SGLang is installed it may be asked for")
-def test_sglang_is_needed_where_it_serves_the_model(compose):
-    report = preflight(compose(None, "solver.engine=sglang"), "evaluate", starting=True)
-    assert any("SGLang" in finding.why for finding in report.errors)
-
-
 def test_the_engine_of_rollouts_is_no_matter_of_an_evaluation(prepared):
     """The loop hands every stage the same overrides; this stage has no part of veRL's to judge."""
     overrides = [*prepared.overrides(prepared.corpus), "actor_rollout_ref.rollout.name=sglang"]
@@ -472,14 +447,11 @@ def test_the_engine_of_rollouts_is_no_matter_of_an_evaluation(prepared):
 # --- the config ---------------------------------------------------------------------------------------------
 
 
-def test_iteration_0_evaluates_the_base_model_and_each_other_its_solver(prepared, tmp_path):
-    paths = [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={tmp_path}"]
-    configs = [
-        compose_stage("evaluate", ["hardware=cpu", "base_model=the/base", f"iteration={i}", *paths])
-        for i in (0, 2)
-    ]
-    assert [config.solver.model_path for config in configs] == ["the/base", f"{tmp_path}/solver_iter2_hf"]
-    assert [Path(config.run.dir).name for config in configs] == ["evaluate_iter0", "evaluate_iter2"]
+@pytest.mark.parametrize(("iteration", "model"), [(0, "the/base"), (2, "/runs/solver_iter2_hf")])
+def test_iteration_0_evaluates_the_base_model_and_each_other_its_solver(iteration, model):
+    words = ["hardware=cpu", "base_model=the/base", "paths.checkpoints=/runs", f"iteration={iteration}"]
+    config = compose_stage("evaluate", words)
+    assert (config.solver.model_path, Path(config.run.dir).name) == (model, f"evaluate_iter{iteration}")
 
 
 def test_the_papers_models_and_the_server_get_their_settings():
@@ -520,11 +492,9 @@ def test_shares_are_over_turns_and_calls_and_a_benchmark_without_answers_has_no_
         record("nq", right=False, searches=0, turns=1),
     ]
     score = score_all(records, {}, ["nq"])[0]["nq"]
-    assert (score.em, score.searches, score.truncated_turn_share, score.invalid_call_share) == (
-        *(0.5, 1.5, 0.2, 0.25),
-    )
-    score = score_all([record("nq", right=True)], {}, ["nq"])[0]["nq"]
-    assert score.invalid_call_share is None
+    shares = score.em, score.searches, score.truncated_turn_share, score.invalid_call_share
+    assert shares == (0.5, 1.5, 0.2, 0.25)
+    assert score_all([record("nq", right=True)], {}, ["nq"])[0]["nq"].invalid_call_share is None
     records = [*records_of("nq", 1, 2), *records_of("popqa", 2, 2)]
     scores, averages = score_all(records, {"musique": 3}, ["nq", "musique", "popqa"])
     assert (scores["musique"].n, scores["musique"].em, scores["musique"].failed) == (0, None, 3)
@@ -549,9 +519,8 @@ def width(score):
 
 @pytest.mark.parametrize(("right", "n", "low", "high"), [(0, 40, 0.0, 0.088), (40, 40, 0.912, 1.0)])
 def test_all_right_or_all_wrong_leaves_an_interval_with_a_width(right, n, low, high):
-    scores, averages = score_all(
-        [*records_of("nq", right, n), *records_of("popqa", right, n)], {}, ["nq", "popqa"]
-    )
+    names = ["nq", "popqa"]
+    scores, averages = score_all([one for name in names for one in records_of(name, right, n)], {}, names)
     assert (scores["nq"].em_low, scores["nq"].em_high) == pytest.approx((low, high), abs=0.0005)
     assert all(0 < width(average) < width(scores["nq"]) for average in averages.values())
 
@@ -590,9 +559,5 @@ def test_the_papers_figures_stand_beside_its_benchmarks_alone():
     assert re.search(r"macro average +28 +\.250 .* \.327 +\.326 +\.384 +\.372", table)
     assert "arXiv 2601.07055, table 1" in table
     table = printed([*records_of("nq", 1, 4), *records_of("popqa", 1, 4)], ["nq", "popqa"])
-    assert ".397" in table
-    assert ".372" not in table
-    table = printed(
-        [*records_of("demo_1hop", 1, 4), *records_of("demo_2hop", 1, 4)], ["demo_1hop", "demo_2hop"]
-    )
-    assert "Search-R1" not in table
+    assert ".397" in table and ".372" not in table
+    assert "Search-R1" not in printed(records_of("demo_1hop", 1, 4), ["demo_1hop"])

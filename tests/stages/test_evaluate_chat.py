@@ -61,9 +61,7 @@ def test_a_hosted_model_is_scored_and_priced_over_chat_and_compared(towns, tiny_
     score = report(folder)["benchmarks"]["exam"]
     assert (score["n"], round(score["em"] * 7), score["searches"], score["failed"]) == (7, 6, 1.0, 0)
     assert endpoint.dropped and asked == 1 + 14 + endpoint.dropped  # one greeting, and two turns a question
-    assert {(request["temperature"], request.get("seed")) for request in endpoint.requests[1:]} == {
-        (0.0, None)
-    }
+    assert {(one["temperature"], one.get("seed")) for one in endpoint.requests[1:]} == {(0.0, None)}
     cost = report(folder)["cost"]
     assert cost["tokens_out"] == 14 * 20
     assert cost["usd"] == pytest.approx((cost["tokens_in"] + 10000 * cost["tokens_out"]) / 1e6)
@@ -77,27 +75,6 @@ def test_a_hosted_model_is_scored_and_priced_over_chat_and_compared(towns, tiny_
     said = capsys.readouterr().out
     assert re.search(rf"^before: 6 of 7 right, {MODEL} at http.*/v1 \({folder}\)$", said, re.MULTILINE)
     assert "solver.max_turns was 5 and is 4" in said and re.search(r"exam +7 +0\.857 +0\.857", said)
-
-
-@pytest.mark.parametrize(
-    ("path", "model", "words"),
-    [
-        (None, MODEL, "/v1/chat/completions does not answer: ConnectError"),
-        ("/v1", "unheard-of", "does not have the model 'unheard-of' (HTTP 404"),
-        ("/other/v1", MODEL, "/other/v1/chat/completions does not have the model"),
-    ],
-)
-def test_an_endpoint_is_asked_once_before_anything_starts(path, model, words, towns, monkeypatch, capsys):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.setattr("verl_ext.clients.chat_endpoint._BACKOFF", lambda state: 0.0)
-    name = f"refused_{model}_{len(path or '')}"
-    with scripted_endpoint() as endpoint:
-        address = "http://127.0.0.1:9/v1" if path is None else endpoint.url.replace("/v1", path)
-        assert main(chat(towns, address, name, f"model={model}")) == 2
-        assert len(endpoint.requests) == (path == "/v1")
-    error = capsys.readouterr().err
-    assert words in error and error.startswith(f"drzero evaluate: endpoint: {address}")
-    assert [file.name for file in (towns / "runs" / name).iterdir()] == ["lock"]
 
 
 def by(api, prepared, model, folder, url):

@@ -37,7 +37,6 @@ from verl_ext.stop_time import STOP_VARIABLE
 ROOT = Path(__file__).resolve().parents[2]
 STEP = 4
 pytestmark = pytest.mark.timeout(300)
-State = dict[str, torch.Tensor]
 
 
 @contextmanager
@@ -166,7 +165,6 @@ def test_report_and_result_of_a_merge_are_written_and_announced(merged):
     assert change["trained"]["mean_abs"] == pytest.approx(5e-7, rel=0.01)
     assert change["kept"] == pytest.approx(1.0)
     result = read_result(merged.checkpoints / "merge_iter1")
-    assert result is not None
     assert result.outputs == {"export": merged.export}
     assert result.figures["changed_share"] == merged.report["change"]["trained"]["share"]
     assert not (merged.run / "result.json").exists()
@@ -189,7 +187,6 @@ def test_the_export_is_complete_readable_and_has_the_checkpoints_weights(merged)
     assert ours.chat_template == theirs.chat_template
     assert ours.get_vocab() == theirs.get_vocab()
     model, _ = load_model(str(merged.export))
-    assert model.generation_config is not None
     assert model.generation_config.eos_token_id == theirs.eos_token_id
     assert {path.stat().st_mode & 0o777 for path in merged.export.iterdir()} == {0o666 & ~current_umask()}
     model, _ = load_model(str(merged.export), dtype="float32")
@@ -230,8 +227,11 @@ def test_a_second_merge_takes_the_export_that_is_there_and_clears_leftovers(merg
     }
 
 
-def test_a_newer_checkpoint_replaces_the_export(tmp_path, merged):
-    shutil.copytree(merged.checkpoints, tmp_path / "ck")
+def test_a_copied_tree_has_its_export_already_and_a_newer_checkpoint_replaces_it(tmp_path, merged):
+    shutil.copytree(merged.checkpoints, tmp_path / "ck", copy_function=shutil.copyfile)  # with times of now
+    before = (tmp_path / "ck" / "solver_iter1_hf" / "model.safetensors").stat()
+    export = merge(tmp_path / "ck", merged.start)
+    assert (export / "model.safetensors").stat().st_ino == before.st_ino
     shutil.rmtree(tmp_path / "ck" / "solver_iter1")
     state = moved(state_of(merged.start), lambda half: half * 1.02)
     save_run(tmp_path / "ck" / "solver_iter1", merged.start, state)
@@ -239,13 +239,6 @@ def test_a_newer_checkpoint_replaces_the_export(tmp_path, merged):
     name = "model.layers.0.mlp.up_proj.weight"
     assert torch.equal(load_file(export / "model.safetensors")[name], state[name])
     assert list((tmp_path / "ck").glob(".*")) == []
-
-
-def test_a_copied_tree_has_its_export_already(tmp_path, merged):
-    shutil.copytree(merged.checkpoints, tmp_path / "ck", copy_function=shutil.copyfile)  # with times of now
-    before = (tmp_path / "ck" / "solver_iter1_hf" / "model.safetensors").stat()
-    export = merge(tmp_path / "ck", merged.start)
-    assert (export / "model.safetensors").stat().st_ino == before.st_ino
 
 
 def test_one_changed_weight_is_another_checkpoint(tmp_path, merged):
@@ -358,20 +351,26 @@ def test_a_checkpoint_that_cannot_be_used_is_refused(tmp_path, merged, spoil, me
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, merged):
+@pytest.mark.parametrize(
+    ("start", "overrides", "said"),
+    [
+        ("{tmp}/other", [], r"of another model than the start model .*hidden_size is 64, not 32"),
+        ("nobody/nothing", [], "there is no model at nobody/nothing"),
+        ("{start}", ["run.dir=/proc/merge"], r"run.dir: /proc/merge cannot be written"),
+        ("{start}", ["run.min_free_gb=0"], r"has 0.00 GiB free and the export takes .*make room"),
+    ],
+)
+def test_what_cannot_go_well_is_refused_before_the_merger_starts(
+    tmp_path, merged, monkeypatch, start, overrides, said
+):
     copy_of(merged, tmp_path / "ck")
-    other = other_model(tmp_path / "other", merged.start)
-    with pytest.raises(
-        CheckError, match=r"of another model than the start model .*hidden_size is 64, not 32"
-    ):
-        merge(tmp_path / "ck", other)
+    other_model(tmp_path / "other", merged.start)
+    if "run.min_free_gb=0" in overrides:
+        usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+        monkeypatch.setattr("drzero.checkpoints.export.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(CheckError, match=said):
+        merge(tmp_path / "ck", Path(start.format(tmp=tmp_path, start=merged.start)), *overrides)
     assert [path.name for path in (tmp_path / "ck").iterdir()] == ["solver_iter1"]
-
-
-def test_a_start_model_that_is_nowhere_is_refused(tmp_path, merged):
-    copy_of(merged, tmp_path)
-    with pytest.raises(CheckError, match="there is no model at nobody/nothing"):
-        merge(tmp_path, Path("nobody/nothing"))
 
 
 def test_a_folder_that_is_no_export_is_not_replaced(tmp_path, merged):
@@ -383,64 +382,56 @@ def test_a_folder_that_is_no_export_is_not_replaced(tmp_path, merged):
     assert (tmp_path / "solver_iter1_hf" / "mine.txt").read_text() == "keep me"
 
 
-def test_a_full_disk_is_reported_before_the_merger_starts(tmp_path, merged, monkeypatch):
-    copy_of(merged, tmp_path)
-    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
-    monkeypatch.setattr("drzero.checkpoints.export.shutil.disk_usage", lambda path: usage)
-    with pytest.raises(CheckError, match=r"has 0.00 GiB free and the export takes .*make room"):
-        merge(tmp_path, merged.start, "run.min_free_gb=0")
-    assert [path.name for path in tmp_path.iterdir()] == ["solver_iter1"]
-
-
 @pytest.mark.parametrize("hardware", ["cpu", "8xh100"])
 def test_a_merge_needs_no_room_for_checkpoints(tmp_path, merged, hardware):
     config = compose_stage("merge", arguments(tmp_path, merged.start, f"hardware={hardware}"))
     assert config.run.min_free_gb < 1
 
 
-def test_a_run_folder_that_cannot_be_written_is_reported_before_the_merger_starts(tmp_path, merged):
-    copy_of(merged, tmp_path)
-    with pytest.raises(CheckError, match=r"run.dir: /proc/merge cannot be written"):
-        merge(tmp_path, merged.start, "run.dir=/proc/merge")
-    assert [path.name for path in tmp_path.iterdir()] == ["solver_iter1"]
-
-
 # The check itself, on exports that are not what they should be.
 
 
-def spoil_weight(export):
-    weights = load_file(export / "model.safetensors")
-    weights["model.norm.weight"][3] += 2**-7  # one bf16 step above 1
-    save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
+def spoil_weights(change):
+    def spoil(export):
+        weights = load_file(export / "model.safetensors")
+        change(weights)
+        save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
+
+    return spoil
 
 
-def spoil_missing_weight(export):
-    weights = load_file(export / "model.safetensors")
-    del weights["model.norm.weight"]  # Transformers would load it all the same, with a fresh one
-    save_file(weights, export / "model.safetensors", metadata={"format": "pt"})
+def spoil_json(name, change):
+    def spoil(export):
+        content = json.loads((export / name).read_text())
+        change(content)
+        (export / name).write_text(json.dumps(content))
 
-
-def spoil_tokenizer(export):
-    tokenizer = json.loads((export / "tokenizer.json").read_text())
-    tokenizer["model"]["merges"] = tokenizer["model"]["merges"][:1000]
-    (export / "tokenizer.json").write_text(json.dumps(tokenizer))
-
-
-def spoil_rotation(export):
-    config = json.loads((export / "config.json").read_text())
-    config["rope_parameters"]["rope_theta"] = 50.0
-    (export / "config.json").write_text(json.dumps(config))
+    return spoil
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (spoil_weight, "model.norm.weight is not the checkpoint's weight"),
-        (spoil_missing_weight, "has no weight model.norm.weight"),
+        (
+            spoil_weights(
+                lambda weights: weights["model.norm.weight"][3].add_(2**-7)
+            ),  # one bf16 step above 1
+            "model.norm.weight is not the checkpoint's weight",
+        ),
+        # Transformers would load it all the same, with a fresh one.
+        (spoil_weights(lambda weights: weights.pop("model.norm.weight")), "has no weight model.norm.weight"),
         (lambda export: (export / "generation_config.json").unlink(), "lacks generation_config.json"),
         (lambda export: (export / "chat_template.jinja").unlink(), "has no chat template"),
-        (spoil_tokenizer, "the tokenizer in .* differs from"),
-        (spoil_rotation, "but not its log-probabilities"),
+        (
+            spoil_json(
+                "tokenizer.json", lambda content: content["model"]["merges"].__delitem__(slice(1000, None))
+            ),
+            "the tokenizer in .* differs from",
+        ),
+        (
+            spoil_json("config.json", lambda content: content["rope_parameters"].update(rope_theta=50.0)),
+            "but not its log-probabilities",
+        ),
     ],
 )
 def test_an_export_that_is_not_the_checkpoint_is_found(tmp_path, merged, spoil, message):

@@ -50,13 +50,9 @@ def test_the_index_is_announced_then_the_prompts_and_none_shows_an_evaluated_doc
     chain = {"id": "a", "hop": 2, "question": "Who came?", "answer": "Vell", "doc_ids": evaluated}
     (tmp_path / "questions.jsonl").write_text(json.dumps(chain))
     # Chunks as small as they can be: most documents have several.
-    chosen = [
-        f"hold_out=[{tmp_path / 'questions.jsonl'}]",
-        "indexing.chunk_tokens=32",
-        "rows=200",
-        "min_document_tokens=0",
-    ]
-    assert main(["prepare-data", *arguments(prepared, corpus), "indexing.chunk_overlap=4", *chosen]) == 0
+    chosen = [f"hold_out=[{tmp_path / 'questions.jsonl'}]", "rows=200", "min_document_tokens=0"]
+    chunks = ["indexing.chunk_tokens=32", "indexing.chunk_overlap=4"]
+    assert main(["prepare-data", *arguments(prepared, corpus), *chunks, *chosen]) == 0
     found = [key for key, *_ in iter_documents(corpus / "chromadb", "corpus")]
     assert documents_shown(corpus) == {document["id"] for document in prepared.documents[1::2]}
     assert {document_of(key) for key in found} == {document["id"] for document in prepared.documents}
@@ -112,22 +108,27 @@ def test_an_index_for_the_demo_policy_says_so_and_a_named_model_gets_its_own_emb
     assert "name its model here too (model=qwen2.5-3b)" in str(found["packaged-minilm"][0])
 
 
-def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_older_one(
-    prepared, tmp_path, monkeypatch, capsys
-):
+def of_a_large_index(prepared, corpus, monkeypatch, capsys, *words):
+    """Prompts from ten entries of an index that counts as large, which is built first."""
     monkeypatch.setattr(prepare_data, "MEASURED", 10)
-    corpus, few = tmp_path / "corpus", ["min_document_tokens=0", "min_prose=0"]
-    assert main(["prepare-data", *arguments(prepared, corpus), *few]) == 0
+    built = ["prepare-data", *arguments(prepared, corpus), "min_document_tokens=0", "min_prose=0", *words]
+    assert main(built) == 0
     told = capsys.readouterr().out
     assert f"10 of {len(prepared.documents)} entries were drawn at random" in told
     assert "of memory to serve and" in told and "links of documents were not counted" in told
-    drawn = documents_shown(corpus)
+    return [word for word in built if not word.startswith("source=")], documents_shown(corpus)
+
+
+def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_older_one(
+    prepared, tmp_path, monkeypatch, capsys
+):
+    corpus = tmp_path / "corpus"
+    again, drawn = of_a_large_index(prepared, corpus, monkeypatch, capsys)
     assert len(drawn) == 10
     with connect(corpus / "chromadb") as client:
         handle = get_collection(client, corpus / "chromadb", "corpus")
         handle.modify(metadata={**(handle.metadata or {}), "draws": 0})
-    older = [word for word in arguments(prepared, corpus) if not word.startswith("source=")]
-    assert main(["prepare-data", *older, *few]) == 0
+    assert main(again) == 0
     told = capsys.readouterr().out
     assert f"reading all {len(prepared.documents)} entries: this index is too old to draw from" in told
     assert "drawn at random" not in told and documents_shown(corpus) != drawn
@@ -136,17 +137,11 @@ def test_of_a_large_index_no_more_is_read_than_the_prompts_need_unless_it_is_an_
 def test_of_a_large_faiss_index_no_more_is_read_either_whoever_built_it(
     prepared, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(prepare_data, "MEASURED", 10)
-    corpus, few = tmp_path / "corpus", ["index=faiss", "min_document_tokens=0", "min_prose=0"]
-    assert main(["prepare-data", *arguments(prepared, corpus), *few]) == 0
-    told = capsys.readouterr().out
-    assert "of memory to serve and" in told
-    assert f"10 of {len(prepared.documents)} entries were drawn at random" in told
-    shown = documents_shown(corpus)
+    corpus = tmp_path / "corpus"
+    again, shown = of_a_large_index(prepared, corpus, monkeypatch, capsys, "index=faiss")
     (corpus / "faiss" / "drzero-faiss.json").unlink()  # as another tool leaves an index
     (corpus / "faiss" / "index.faiss").rename(corpus / "faiss" / "e5_Flat.index")
-    as_it_is = [word for word in arguments(prepared, corpus) if not word.startswith("source=")]
-    assert main(["prepare-data", *as_it_is, *few]) == 0
+    assert main(again) == 0
     assert documents_shown(corpus) == shown
 
 
@@ -184,32 +179,24 @@ def test_with_too_little_time_it_is_not_begun(prepared, tmp_path, monkeypatch, c
     assert not (tmp_path / "corpus").exists()
 
 
-def test_an_index_in_shards_gives_the_prompts_of_one_collection(prepared, tmp_path):
-    shown = []
+def prompts_in(corpus):
+    return [read_parquet(file).to_pylist() for file in sorted((corpus / "data").glob("*.parquet"))]
+
+
+def test_an_index_in_shards_or_embedded_alone_gives_the_prompts_of_one_run(prepared, tmp_path, capsys):
     for shards in (1, 2):
-        corpus = tmp_path / str(shards)
-        assert main(["prepare-data", *arguments(prepared, corpus), f"chroma.shards={shards}"]) == 0
-        shown.append([read_parquet(file).to_pylist() for file in sorted((corpus / "data").glob("*.parquet"))])
-    assert shown[0] == shown[1]
-    assert sorted(path.name for path in (tmp_path / "2" / "chromadb").iterdir()) == [
-        "shard-00-of-02",
-        "shard-01-of-02",
-    ]
-
-
-def test_what_was_embedded_alone_gives_the_prompts_of_one_run(prepared, tmp_path, capsys):
+        words = [*arguments(prepared, tmp_path / str(shards)), f"chroma.shards={shards}"]
+        assert main(["prepare-data", *words]) == 0
+    files = sorted(path.name for path in (tmp_path / "2" / "chromadb").iterdir())
+    assert files == ["shard-00-of-02", "shard-01-of-02"]
     command = ["prepare-data", *arguments(prepared, tmp_path / "parts")]
+    capsys.readouterr()
     assert main([*command, "indexing.embed_only=true"]) == 0
     assert "embedded and not written" in capsys.readouterr().out
     assert not (tmp_path / "parts" / "chromadb").exists() and not (tmp_path / "parts" / "data").exists()
     assert main(command) == 0
     assert "60 chunks embedded by an earlier run" in capsys.readouterr().out
-    assert main(["prepare-data", *arguments(prepared, tmp_path / "one")]) == 0
-    shown = [
-        [read_parquet(file).to_pylist() for file in sorted((tmp_path / run / "data").glob("*.parquet"))]
-        for run in ("parts", "one")
-    ]
-    assert shown[0] == shown[1]
+    assert prompts_in(tmp_path / "1") == prompts_in(tmp_path / "2") == prompts_in(tmp_path / "parts")
 
 
 def foreign_index(folder, documents, vectors):

@@ -6,8 +6,6 @@ heart (`tiny_model.save_speaking_model`), so that answers to one question differ
 
 import json
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -21,6 +19,7 @@ from drzero.stages.result import read_result
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import Trajectory
 
+CORR = "actor/rollout_corr"
 pytestmark = pytest.mark.timeout(2 * RUN_LIMIT_S)
 
 
@@ -37,8 +36,7 @@ def metrics(trained):
 
 
 def rows_of(path):
-    rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
-    return rows
+    return pq.read_table(path).to_pylist()
 
 
 def test_every_step_due_is_validated_and_reported_by_hop(trained, metrics):
@@ -48,10 +46,8 @@ def test_every_step_due_is_validated_and_reported_by_hop(trained, metrics):
         validated = metrics[step]
         assert (validated["drzero/val/rows"], validated["drzero/val/failed"]) == (rows, 0)
         assert validated["drzero/val/em"] == pytest.approx(validated["val-core/search_zero/reward/mean@1"])
-    step, hops = (
-        metrics[2],
-        Counter(row["extra_info"]["hop"] for row in rows_of(trained.config.data.val_files)),
-    )
+    step = metrics[2]
+    hops = Counter(row["extra_info"]["hop"] for row in rows_of(trained.config.data.val_files))
     assert {hop: step[f"drzero/val/rows_hop_{hop}"] for hop in hops} == hops
     right = sum(count * step[f"drzero/val/em_hop_{hop}"] for hop, count in hops.items())
     assert right / hops.total() == pytest.approx(step["drzero/val/em"])
@@ -59,16 +55,15 @@ def test_every_step_due_is_validated_and_reported_by_hop(trained, metrics):
 
 def test_each_question_is_answered_by_a_group_scored_by_exact_match(trained):
     sizes = [trained.config.actor_rollout_ref.rollout.n] * trained.config.data.train_batch_size
-    for step in (1, 2):
-        lines = trained.lines(f"dumps/step_{step:04d}.jsonl")
-        assert sorted(Counter(line["key"].rsplit("_", 2)[0] for line in lines).values()) == sizes
     targets = {
         row["extra_info"]["doc_id"]: row["reward_model"]["ground_truth"]["target"]
         for row in rows_of(trained.config.data.train_files)
     }
     scores = set()
     for step in (1, 2):
-        for line in trained.lines(f"dumps/step_{step:04d}.jsonl"):
+        lines = trained.lines(f"dumps/step_{step:04d}.jsonl")
+        assert sorted(Counter(line["key"].rsplit("_", 2)[0] for line in lines).values()) == sizes
+        for line in lines:
             again = solver_reward(Trajectory.from_dict(line["trajectory"]), targets[line["doc_id"]])
             assert line["reward"]["score"] == again.score
             scores.add(again.score)
@@ -93,17 +88,14 @@ def test_the_reported_advantages_are_those_of_the_dumped_groups(trained, metrics
 
 def test_the_sampler_is_the_old_policy_and_agrees_with_the_actor(trained, metrics, smollm2_tokenizer):
     for step in (1, 2):
-        assert abs(metrics[step]["actor/rollout_corr/kl"]) < 1e-4
+        assert abs(metrics[step][f"{CORR}/kl"]) < 1e-4
         assert metrics[step]["actor/pg_clipfrac"] == 0
         # Both are means of -log p, ours over all sampled tokens, veRL's over the rows' means: a row weighs
         # as many times as much in ours as it is longer than the mean row. Lengths are those of the texts,
         # whose tokens may be others than were sampled.
         turns = [line["trajectory"]["turns"] for line in trained.lines(f"dumps/step_{step:04d}.jsonl")]
         tokens = [sum(len(smollm2_tokenizer(turn["text"])["input_ids"]) + 1 for turn in row) for row in turns]
-        own, verls = (
-            metrics[step]["drzero/collapse/entropy"],
-            metrics[step]["actor/rollout_corr/rollout_log_ppl"],
-        )
+        own, verls = (metrics[step][name] for name in ("drzero/collapse/entropy", f"{CORR}/rollout_log_ppl"))
         least, most = min(tokens) / np.mean(tokens), max(tokens) / np.mean(tokens)
         assert 0 < 0.7 * least * verls <= own <= 1.4 * most * verls
 
@@ -117,24 +109,13 @@ def test_the_run_leaves_one_moved_checkpoint_a_result_and_a_summary(trained, spe
     assert result and result.outputs == {"checkpoint": trained.folder / "global_step_2"}
     assert result.tokens == sum(metrics[step]["perf/total_num_tokens"] for step in (1, 2))
     assert result.figures["validation_exact_match_last"] == metrics[2]["drzero/val/em"]
-    assert (
-        "validation" in trained.out and "pass" not in trained.out.partition("solver_iter1: 2 steps")[2][:300]
-    )
+    assert "validation" in trained.out
+    assert "pass" not in trained.out.partition("solver_iter1: 2 steps")[2][:300]
     assert json.loads((trained.folder / "summary.json").read_text())["figures"]["steps"] == 2
 
 
 def test_the_data_is_drawn_in_the_order_of_an_unbroken_run(trained):
     group = trained.config.actor_rollout_ref.rollout.n
-    drawn = [
-        Counter({key: count * group for key, count in batch.items()})
-        for batch in unbroken_order(trained.config, 2)
-    ]
+    batches = unbroken_order(trained.config, 2)
+    drawn = [Counter({key: count * group for key, count in batch.items()}) for batch in batches]
     assert dumped_order(trained, (1, 2)) == drawn
-
-
-def announced(folder):
-    lines = (folder.parent / "announced.jsonl").read_text().splitlines()
-    return [str(Path(json.loads(line)["path"]).relative_to(folder)) for line in lines]
-
-
-again = pytest.mark.slow("two more starts; the challenger's test cuts and resumes a run in the first tier")

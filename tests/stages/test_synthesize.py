@@ -21,8 +21,6 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from made_pairs import last_turn, pair, prompt, record, search
 from omegaconf import DictConfig, OmegaConf
 from test_merge import merger_in_this_process, save_run, state_of
@@ -151,34 +149,20 @@ def test_samples_are_drawn_as_the_challenger_was_trained_by_a_server_that_has_th
     assert (composed.partitions, composed.samples) == (5, 5)
 
 
-@given(st.integers(0, 2**32), st.integers(0, 10**6), st.integers(0, 100))
-def test_a_samples_seed_is_stable_and_fits_63_bits(seed, prompt, number):
-    drawn = sample_seed(seed, prompt, number)
-    assert drawn == sample_seed(seed, prompt, number)
-    assert 0 <= drawn < 2**63
-
-
-def test_seeds_are_unique_differ_by_run_and_match_existing_journals():
+def test_seeds_fit_63_bits_are_unique_differ_by_run_and_match_existing_journals():
     of_run = {seed: {sample_seed(seed, p, n) for p in range(200) for n in range(5)} for seed in (1, 2)}
-    assert len(of_run[1]) == 1000
+    assert len(of_run[1]) == 1000 and all(0 <= seed < 2**63 for seed in of_run[1])
     assert not of_run[1] & of_run[2]
     assert sample_seed(42, 7, 2) == 3865306493070812723
 
 
-def test_the_partitions_share_out_the_prompts_every_fifth_row_each(config):
-    dealt = []
+def test_the_partitions_share_out_the_prompts_every_fifth_row_each_and_there_are_no_others(config):
     for config.partition in range(1, 6):
-        dealt += [row["extra_info"]["index"] for row in partition_rows(config)]
-    assert sorted(dealt) == list(range(60))
-    config.partition = 2
-    assert [row["extra_info"]["index"] for row in partition_rows(config)] == list(range(1, 60, 5))
-
-
-@pytest.mark.parametrize("partition", [0, 6, -1])
-def test_a_partition_that_does_not_exist_is_refused(config, partition):
-    config.partition = partition
-    with pytest.raises(CheckError, match=f"no partition {partition} of 5.*partitions="):
-        partition_rows(config)
+        dealt = [row["extra_info"]["index"] for row in partition_rows(config)]
+        assert dealt == list(range(config.partition - 1, 60, 5))
+    for config.partition in (0, 6, -1):
+        with pytest.raises(CheckError, match=f"no partition {config.partition} of 5.*partitions="):
+            partition_rows(config)
 
 
 def test_every_sample_of_every_prompt_is_journalled_with_its_seed(config, tokenizer, start_peer, tmp_path):
@@ -205,20 +189,6 @@ def test_a_record_holds_the_conversation_and_what_it_cost(config, tokenizer, sta
 
 def shown(tokenizer, request):
     return str(tokenizer.decode(request["prompt"]))
-
-
-def test_a_rerun_asks_only_for_what_is_missing(config, tokenizer, start_peer, tmp_path):
-    rows, path = rows_of(config, 4), tmp_path / "samples.jsonl"
-    serve(config, start_peer, lambda _: says(QUESTION))
-    play(config, tokenizer, rows[:2], path)
-    before = path.read_bytes()
-    seen = serve(config, start_peer, lambda _: says(QUESTION))
-    _, records = play(config, tokenizer, rows, path)
-    assert path.read_bytes().startswith(before)
-    assert len(records) == 20 and len(set(keys(records))) == 20
-    fresh = [row["extra_info"]["index"] for row in rows[2:]]
-    seeds = {sample_seed(config.data.seed, index, number) for index in fresh for number in range(5)}
-    assert {request["seed"] for request in seen()} == seeds
 
 
 def asks_by_seed(request):
@@ -249,12 +219,13 @@ def test_a_run_cut_by_its_stop_time_and_resumed_draws_the_samples_of_an_uncut_on
         OutOfTime, match=r"after 10 of 20 conversations.*Finished ones are kept: rerun to resume"
     ):
         play(config, tokenizer, rows, path)
-    assert len(records_in(path)) == 10
+    kept, before = records_in(path), path.read_bytes()
     monkeypatch.delenv(STOP_VARIABLE)
     seen = serve(config, start_peer, asks_by_seed)
     _, records = play(config, tokenizer, rows, path)
-    assert len(seen()) == 10
-    assert drawn(records) == drawn(uncut)
+    assert path.read_bytes().startswith(before)
+    assert len(kept) == 10 and {one["seed"] for one in seen()} == {one["seed"] for one in records[10:]}
+    assert drawn(records) == drawn(uncut) and len(set(keys(records))) == 20
 
 
 def test_a_conversation_that_does_not_end_in_time_is_dropped(
@@ -278,31 +249,23 @@ def test_a_conversation_that_does_not_end_in_time_is_dropped(
     assert records_in(tmp_path / "samples.jsonl") == []
 
 
-def search_fails_for(config, start_peer, rows):
-    """Let the first sample of each of `rows` lose a search, the others need none; returns the seeds."""
-    config.retrieval.deadline_s, config.samples = 0.2, 1
-    lost = {sample_seed(config.data.seed, row["extra_info"]["index"], 0) for row in rows}
-    call = render_tool_call(["Vell"])
-    serve(config, start_peer, lambda r: says(call if r["seed"] in lost else QUESTION), lambda _: 503)
-    return lost
-
-
-def test_a_conversation_with_a_failed_search_is_no_sample(config, tokenizer, start_peer, tmp_path):
-    rows = rows_of(config, 5)
-    lost = search_fails_for(config, start_peer, rows[:1])
-    failed, records = play(config, tokenizer, rows, tmp_path / "samples.jsonl")
-    assert {failure.job.seed for failure in failed} == lost
-    assert keys(records) == [(row["extra_info"]["index"], 0) for row in rows[1:]]
-
-
-def test_too_many_failures_stop_the_stage_with_the_cause_and_what_is_finished_is_kept(
-    config, tokenizer, start_peer, tmp_path
+@pytest.mark.parametrize("fail", [1, 2])
+def test_a_conversation_with_a_failed_search_is_no_sample_and_too_many_stop_the_stage(
+    config, tokenizer, start_peer, tmp_path, fail
 ):
     rows, path = rows_of(config, 5), tmp_path / "samples.jsonl"
-    search_fails_for(config, start_peer, rows[:2])
-    with pytest.raises(ConversationsFailed, match=r"2 of 5 conversations failed.*a search failed: "):
-        play(config, tokenizer, rows, path)
-    assert keys(records_in(path)) == [(row["extra_info"]["index"], 0) for row in rows[2:]]
+    indices = [row["extra_info"]["index"] for row in rows]
+    config.retrieval.deadline_s, config.samples = 0.2, 1
+    lost = {sample_seed(config.data.seed, index, 0) for index in indices[:fail]}
+    call = render_tool_call(["Vell"])
+    serve(config, start_peer, lambda r: says(call if r["seed"] in lost else QUESTION), lambda _: 503)
+    if fail == 1:
+        failed, _ = play(config, tokenizer, rows, path)
+        assert {failure.job.seed for failure in failed} == lost
+    else:
+        with pytest.raises(ConversationsFailed, match=r"2 of 5 conversations failed.*a search failed: "):
+            play(config, tokenizer, rows, path)
+    assert keys(records_in(path)) == [(index, 0) for index in indices[fail:]]
 
 
 def rewrite_prompts(config, folder, change):
@@ -334,42 +297,43 @@ def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(confi
         assert part in str(refused.value)
 
 
-def test_two_prompts_of_one_index_are_refused(config, tmp_path):
-    def repeat(rows):
-        rows[5]["extra_info"]["index"] = 0
-
-    rewrite_prompts(config, tmp_path, repeat)
-    with pytest.raises(CheckError, match=r"several rows with extra_info\.index 0"):
-        partition_rows(config)
-
-
-def test_a_partition_without_a_row_is_refused(config, tmp_path):
-    rewrite_prompts(config, tmp_path, lambda rows: rows.__delitem__(slice(2, None)))
-    config.partition = 3
-    with pytest.raises(CheckError, match="2 rows, so partition 3 of 5 is empty"):
-        partition_rows(config)
-
-
 @pytest.mark.parametrize(
-    ("make", "expected"),
+    ("change", "said"),
     [
-        (lambda folder: None, "there is nothing at"),
-        (lambda folder: folder.mkdir(), "neither a model folder nor a run with a checkpoint"),
+        (lambda rows: rows[5]["extra_info"].update(index=0), r"several rows with extra_info\.index 0"),
+        (lambda rows: rows.__delitem__(slice(2, None)), "2 rows, so partition 3 of 5 is empty"),
     ],
-    ids=["missing", "empty"],
 )
-def test_a_challenger_that_is_not_there_is_refused(tmp_path, make, expected):
-    make(tmp_path / "challenger_iter1")
-    config = OmegaConf.create({"challenger": str(tmp_path / "challenger_iter1")})
-    (found,) = check_challenger(context(config))
-    assert expected in found.why and found.severity == "error"
+def test_prompts_of_one_index_and_a_partition_without_a_row_are_refused(config, tmp_path, change, said):
+    rewrite_prompts(config, tmp_path, change)
+    config.partition = 3
+    with pytest.raises(CheckError, match=said):
+        partition_rows(config)
 
 
-def test_a_prompts_file_without_the_columns_is_refused_naming_them(config, tmp_path):
+def test_a_challenger_that_is_not_there_is_refused(tmp_path):
+    folder = tmp_path / "challenger_iter1"
+    config = OmegaConf.create({"challenger": str(folder)})
+    (missing,) = check_challenger(context(config))
+    folder.mkdir()
+    (empty,) = check_challenger(context(config))
+    assert "there is nothing at" in missing.why and missing.severity == empty.severity == "error"
+    assert "neither a model folder nor a run with a checkpoint" in empty.why
+
+
+def test_a_prompts_file_of_another_project_is_refused_naming_what_it_lacks(config, tmp_path):
     pq.write_table(pa.table({"prompt": ["Ask."]}), tmp_path / "bare.parquet")
-    config.data.train_files = str(tmp_path / "bare.parquet")
-    with pytest.raises(CheckError, match=r"bare\.parquet lacks the columns .*extra_info"):
-        run_synthesize(config)
+    table = pq.read_table(config.data.train_files)
+    place = table.schema.get_field_index("extra_info")
+    info = pa.array([{"index": index, "split": "train"} for index in range(len(table))])
+    pq.write_table(table.set_column(place, "extra_info", info), tmp_path / "foreign.parquet")
+    for name, lacks in (
+        ("bare", "lacks the columns .*extra_info"),
+        ("foreign", ".*extra_info.document is missing"),
+    ):
+        config.data.train_files = str(tmp_path / f"{name}.parquet")
+        with pytest.raises(CheckError, match=rf"{name}\.parquet {lacks}"):
+            run_synthesize(config)
 
 
 @pytest.mark.parametrize(
@@ -446,11 +410,9 @@ def test_a_finished_stage_has_each_sample_and_prompt_once_and_says_so(finished):
     assert keys(records_in(finished.folder / "samples.jsonl")) == wanted
     accepted, rejected = prompts_in(finished.folder)
     assert accepted and sorted([*accepted, *rejected]) == list(range(0, 60, 5))
-    accepted, _ = prompts_in(finished.folder)
     assert f"{len(accepted)} of 12 prompts gave a pair" in finished.out
     result = read_result(finished.folder)
     records = records_in(finished.folder / "samples.jsonl")
-    assert result is not None
     assert set(result.outputs) == {"train", "val", "rejects"}
     assert all(path.is_file() for path in result.outputs.values())
     assert result.tokens == sum(record["tokens_in"] + record["tokens_out"] for record in records)
@@ -485,10 +447,8 @@ def test_a_row_says_where_it_comes_from(finished, speaking_model):
     for row in pq.read_table(finished.folder / "train.parquet").to_pylist():
         metadata, info = row["metadata"], row["extra_info"]
         record = by_seed[metadata["seed"]]
-        assert (record["prompt_index"], record["trajectory"]) == (
-            info["index"],
-            json.loads(metadata["trajectory"]),
-        )
+        assert record["prompt_index"] == info["index"]
+        assert record["trajectory"] == json.loads(metadata["trajectory"])
         assert metadata["document_sha256"] == sha256(info["document"].encode()).hexdigest()
         assert metadata["generator_checkpoint"] == f"speaking@{fingerprint(speaking_model)[:12]}"
 
@@ -506,29 +466,25 @@ def judge_again(config, finished, shuffled=False):
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["as they came", "in another order"])
-def test_the_same_samples_give_the_same_bytes_without_any_service(finished, config, shuffled):
+def test_the_same_samples_give_the_same_bytes_without_any_service_announced_before_the_result(
+    finished, config, tmp_path, monkeypatch, shuffled
+):
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
     folder = judge_again(config, finished, shuffled)
     for name in FILES:
         assert (folder / name).read_bytes() == (finished.folder / name).read_bytes(), name
     assert not (folder / "logs").exists()
-
-
-def test_what_the_solver_reads_is_announced_before_the_result(finished, config, tmp_path, monkeypatch):
-    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
-    judge_again(config, finished)
     lines = (tmp_path / "announced.jsonl").read_text().splitlines()
-    announced = [Path(json.loads(line)["path"]).name for line in lines]
-    assert announced == ["train.parquet", "val.parquet", "rejects.jsonl", "report.json", "result.json"]
+    assert [Path(json.loads(line)["path"]).name for line in lines] == [*FILES, "result.json"]
 
 
-def test_fewer_samples_can_be_judged_later(finished, config):
+def test_fewer_samples_can_be_judged_later_and_a_selection_that_fails_leaves_nothing_of_the_one_before(
+    finished, config
+):
     config.samples = 2
-    report = json.loads((judge_again(config, finished) / "report.json").read_text())
-    assert (report["samples"], report["missing_samples"]) == (24, 0)
-
-
-def test_a_selection_that_fails_leaves_nothing_of_the_one_before(finished, config):
     folder = judge_again(config, finished)
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["samples"], report["missing_samples"]) == (24, 0)
     config.gates.integrity = True
     with pytest.raises(DataError, match="no pair was accepted"):
         run_synthesize(config)
@@ -615,16 +571,6 @@ def test_a_report_without_a_benchmark_says_so_where_contamination_is_counted(con
     assert report["gates"]["contamination"] == {"judged": 0, "refused": 0, "note": "no benchmark given"}
     print_report(report, "tiny")
     assert re.search(r"contamination +0 +0 +no benchmark given", capsys.readouterr().out)
-
-
-def test_a_prompts_file_of_another_project_is_refused_naming_what_its_rows_lack(config, tmp_path):
-    table = pq.read_table(config.data.train_files)
-    place = table.schema.get_field_index("extra_info")
-    bare = pa.array([{"index": index, "split": "train"} for index in range(len(table))])
-    config.data.train_files = str(tmp_path / "foreign.parquet")
-    pq.write_table(table.set_column(place, "extra_info", bare), config.data.train_files)
-    with pytest.raises(CheckError, match=r"foreign\.parquet .*extra_info\.document is missing"):
-        run_synthesize(config)
 
 
 def test_a_report_counts_the_samples_that_services_have_spoiled(config):

@@ -46,45 +46,36 @@ def log(folder, attempt, *lines, torn=""):
 
 
 @pytest.mark.parametrize(
-    ("saved", "validated", "before", "alone"),
+    ("saved", "validated", "frequency", "before", "alone"),
     [
-        (0, [], True, False),
-        (2, [0, 2], False, False),
-        (2, [0], True, False),
-        (3, [0, 2], False, False),
-        (6, [0, 2, 4, 6], False, False),
-        (6, [0, 2, 4], True, True),
+        (0, [], 2, True, False),
+        (2, [0, 2], 2, False, False),
+        (2, [0], 2, True, False),
+        (3, [0, 2], 2, False, False),
+        (6, [0, 2, 4, 6], 2, False, False),
+        (6, [0, 2, 4], 2, True, True),
+        (6, [], -1, False, False),
     ],
-    ids=["new", "validated", "killed before it", "not due", "finished", "finished but for it"],
+    ids=["new", "validated", "killed before it", "not due", "finished", "finished but for it", "never"],
 )
-def test_a_start_validates_what_the_last_one_did_not_come_to(tmp_path, saved, validated, before, alone):
+def test_a_start_validates_what_the_last_one_did_not_come_to(
+    tmp_path, saved, validated, frequency, before, alone
+):
     if saved:
         (tmp_path / TRACKER).write_text(str(saved))
     log(tmp_path, 1, *((step, VALIDATED) for step in validated))
-    trainer = {"val_before_train": True, "test_freq": 2, "total_training_steps": 6, "resume_mode": "auto"}
+    trainer = {"val_before_train": frequency > 0, "test_freq": frequency}
+    trainer |= {"total_training_steps": 6, "resume_mode": "auto"}
     config = OmegaConf.create({"trainer": trainer})
     _plan_validation(config, tmp_path)
     assert (config.trainer.val_before_train, config.trainer.val_only) == (before, alone)
 
 
-def test_a_run_without_validation_gets_none(tmp_path):
-    (tmp_path / TRACKER).write_text("6")
-    trainer = {"val_before_train": False, "test_freq": -1, "total_training_steps": 6, "resume_mode": "auto"}
-    config = OmegaConf.create({"trainer": trainer})
-    _plan_validation(config, tmp_path)
-    assert (config.trainer.val_before_train, config.trainer.val_only) == (False, False)
-
-
-def test_a_step_that_was_run_again_counts_as_it_went_last(tmp_path):
+def test_a_step_that_was_run_again_counts_as_it_went_last_and_has_cost_its_tokens_again(tmp_path):
     log(tmp_path, 1, (1, TRAINED), (2, TRAINED), torn='{"step": 3, "da')
     log(tmp_path, 2, (2, TRAINED | {"perf/total_num_tokens": 7}))
     steps = read_metrics(tmp_path)
     assert list(steps) == [1, 2] and steps[2]["perf/total_num_tokens"] == 7
-
-
-def test_a_step_that_was_run_again_has_cost_its_tokens_again(tmp_path):
-    log(tmp_path, 1, (1, TRAINED), (2, TRAINED))
-    log(tmp_path, 2, (2, TRAINED | {"perf/total_num_tokens": 7}))
     assert spent_tokens(tmp_path) == 207
 
 
@@ -115,21 +106,24 @@ def test_figures_without_data_are_left_out_and_others_are_means_over_rows():
     assert figures["reward"] == 0.5 and "searched_share_multi_hop" not in figures
 
 
+def summary_of(folder, method):
+    """Print the summary of the run in a folder."""
+    run = {"dir": str(folder), "name": "run", "export_dir": str(folder / "export")}
+    print_summary(OmegaConf.create({"run": run, "method": method}))
+
+
 @pytest.mark.parametrize(
-    ("steps", "expected"),
+    ("steps", "alarms"),
     [({1: TRAINED}, None), ({1: TRAINED, 2: JUDGED}, 0), ({1: JUDGED | ALARMED, 2: JUDGED}, 1)],
     ids=["no whole window", "none", "one"],
 )
-def test_no_alarms_are_reported_for_a_run_too_short_to_judge(steps, expected):
-    assert summarise(steps, "hrpo").get("steps_with_collapse_alarms") == expected
-
-
-@pytest.mark.parametrize(("step", "reported"), [(TRAINED, True), (JUDGED, False)], ids=["short", "judged"])
-def test_the_summary_says_where_alarms_were_not_judged(tmp_path, capsys, step, reported):
-    log(tmp_path, 1, (1, step))
-    run = {"dir": str(tmp_path), "name": "short", "export_dir": str(tmp_path / "export")}
-    print_summary(OmegaConf.create({"run": run, "method": "hrpo"}))
-    assert ("not judged" in capsys.readouterr().out) == reported
+def test_no_alarms_are_reported_for_a_run_too_short_to_judge_and_the_summary_says_so(
+    tmp_path, capsys, steps, alarms
+):
+    assert summarise(steps, "hrpo").get("steps_with_collapse_alarms") == alarms
+    log(tmp_path, 1, *steps.items())
+    summary_of(tmp_path, "hrpo")
+    assert ("not judged" in capsys.readouterr().out) == (alarms is None)
 
 
 def dumped(question, answer, k, hop=1):
@@ -154,10 +148,8 @@ def test_a_challengers_run_ends_with_questions_that_earned_their_difficulty_and_
     ]
     (tmp_path / "dumps").mkdir()
     (tmp_path / "dumps" / "step_0001.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run = {"dir": str(tmp_path), "name": "run", "export_dir": str(tmp_path / "export")}
-    print_summary(OmegaConf.create({"run": run, "method": "hrpo"}))
+    summary_of(tmp_path, "hrpo")
     shown = read_examples(tmp_path)
-    assert shown is not None
     assert [one.answer for one in shown.accepted] == ["Vizmam", "Brurbul Lernin"]
     assert shown.accepted[0].reason.startswith("2 of 5 attempts gave this answer, reward ")
     assert shown.accepted[1].evidence.startswith("found: Vizmam: Vizmam is a town")
@@ -176,16 +168,11 @@ def test_the_summary_has_every_heading_whole_at_any_width(tmp_path, capsys, monk
     monkeypatch.setenv("COLUMNS", str(width))
     figures = {"drzero/val/rows": 8.0} | dict.fromkeys(COLUMNS[method].values(), 0.123456)
     log(tmp_path, 1, (1, TRAINED | figures), (200, TRAINED | figures))
-    run = {"dir": str(tmp_path), "name": "run", "export_dir": str(tmp_path / "export")}
-    print_summary(OmegaConf.create({"run": run, "method": method}))
+    summary_of(tmp_path, method)
     table = re.split(r"\n  (?=[a-z])", capsys.readouterr().out)[0].splitlines()
     assert {word for column in COLUMNS[method] for word in column.split()} <= {*" ".join(table).split()}
     assert sum(line.count("0.123") for line in table) == 2 * len(COLUMNS[method])
     assert max(map(len, table)) <= width and (len(table) == 5) == (width == 200)
-
-
-@pytest.mark.parametrize("method", COLUMNS)
-def test_a_run_without_steps_has_figures_all_the_same(method):
     assert summarise({}, method)["steps"] == 0
 
 
@@ -315,7 +302,6 @@ def test_a_collapsed_run_starts_again_where_that_was_asked_for(
     let_the_trainer_leave(None, folder, monkeypatch)
     with pytest.raises(NothingDone):
         train(config, [])
-    assert (
-        f"resuming after step 5 despite the collapse (collapse.policy=warn): {WHY}" in capsys.readouterr().out
-    ) == reported
+    said = f"resuming after step 5 despite the collapse (collapse.policy=warn): {WHY}"
+    assert (said in capsys.readouterr().out) == reported
     assert read_note(folder) is None

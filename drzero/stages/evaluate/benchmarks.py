@@ -10,12 +10,12 @@ from omegaconf import DictConfig
 
 from data.benchmarks import BenchmarkQuestion, benchmark_file
 from drzero.preflight.inputs import load_questions
-from drzero.recipe.fingerprint import fingerprint, fingerprint_index
-from drzero.stages.conversations import journal_settings, served_agent
+from drzero.recipe.fingerprint import fingerprint
+from drzero.stages.conversations import journal_conditions, served_agent
 from drzero.stages.evaluate import Records
 from drzero.stages.evaluate.benchmark_scores import evaluation_table, score_all
 from drzero.stages.evaluate.evaluation import Evaluation, Scores
-from drzero.stages.models import StageModel
+from drzero.stages.models import StageModel, spent
 from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.answers import exact_match, f1
 
@@ -26,11 +26,8 @@ def benchmark_evaluation(
     """The questions of `benchmarks`, asked as in training."""
     questions = load_questions(config)
     benchmarks = list(dict.fromkeys(question.benchmark for question in questions))
-    conditions = {
-        "model": model.identity,
-        "benchmarks": [fingerprint(benchmark_file(source)) for source in config.benchmarks],
-        "collection": fingerprint_index(config),
-    } | ({"api": config.api} if config.endpoint else {})
+    files = [fingerprint(benchmark_file(source)) for source in config.benchmarks]
+    api = {"api": config.api} if config.endpoint else {}
 
     @asynccontextmanager
     async def agent() -> AsyncIterator[Callable[[BenchmarkQuestion], Awaitable[SolverAttempt]]]:
@@ -49,7 +46,7 @@ def benchmark_evaluation(
     return Evaluation(
         jobs=questions,
         key=lambda question: question.key,
-        conditions=conditions | journal_settings(config, "evaluate"),
+        conditions=journal_conditions(config, "evaluate", model, benchmarks=files, **api),
         to_do="{total} questions, {missing} of them still to ask",
         agent=agent,
         record=answer_record,
@@ -75,8 +72,6 @@ def answer_record(question: BenchmarkQuestion, attempt: SolverAttempt) -> dict[s
         "truncated_turns": sum(turn.truncated for turn in turns),
         "calls": len(calls),
         "invalid_calls": sum(not call.valid for call in calls),
-        "tokens_in": attempt.tokens_in,
-        "tokens_out": attempt.tokens_out,
-        "latency_s": round(attempt.latency_s, 2),
+        **spent(attempt),
         "trajectory": attempt.trajectory.to_dict(),
     }
