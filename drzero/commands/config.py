@@ -22,7 +22,7 @@ from drzero.ops.files import atomic_write
 from drzero.ops.text import nearest, suggest
 from drzero.recipe.compose import CONFIG_DIR
 from drzero.recipe.settings import verl
-from drzero.recipe.settings.key import Key, as_yaml
+from drzero.recipe.settings.key import Key, as_yaml, at
 from drzero.recipe.settings.schema import all_keys, group_docs, schema_of
 from drzero.recipe.tables import console, new_table
 
@@ -171,12 +171,9 @@ def _changes(key: Key, stages: tuple[str, ...]) -> str:
 
 def set_by(name: str) -> Iterator[tuple[str, str]]:
     """The files of `config/` that set a key, each with the value."""
-    absent = object()
-    for file, node in _files().items():
-        value: Any = node
-        for part in name.split("."):
-            value = value.get(part, absent) if isinstance(value, dict) else absent
-        if value is not absent and not isinstance(value, dict):
+    for file, tree in _files().items():
+        value = at(tree, name, {})
+        if not isinstance(value, dict):
             yield file, as_yaml(value)
 
 

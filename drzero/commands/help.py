@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from drzero.recipe.settings.key import Key, as_yaml
+from drzero.recipe.settings.key import Key, as_yaml, at
 from drzero.recipe.settings.schema import own_keys, schema_of
 from environments.registry import BUILT_IN
 
@@ -81,17 +81,9 @@ def _options(group: str, stage: str) -> str:
 
 def _entries(keys: Iterable[Key], composed: dict[str, Any]) -> Iterator[str]:
     for key in keys:
-        default = _found(composed, key.name, key.default)
-        yield f"\n  {key.name}  ({key.allowed}; default {as_yaml(default)})"
+        default = as_yaml(at(composed, key.name, key.default))
+        yield f"\n  {key.name}  ({key.allowed}; default {default})"
         yield textwrap.fill(key.limits.doc, _width(), initial_indent=" " * 6, subsequent_indent=" " * 6)
-
-
-def _found(tree: Any, name: str, otherwise: Any) -> Any:
-    for part in name.split("."):
-        if not isinstance(tree, dict) or part not in tree:
-            return otherwise
-        tree = tree[part]
-    return tree
 
 
 def _wrapped(head: str, words: Iterable[str]) -> str:

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from omegaconf import DictConfig
 
@@ -34,7 +35,7 @@ from drzero.labs.agents.builtin import environment_agent
 from drzero.labs.agents.contract import AgentClass, RewardRule
 from drzero.labs.agents.load import EXAMPLE, is_class, load_agent, load_items
 from drzero.labs.agents.proxy import ModelCall, Recorder, readable
-from drzero.labs.agents.report import failed_share, faults, print_bench, print_runs, record, unexplained
+from drzero.labs.agents.report import failed_share, faults, print_runs, record, unexplained, watched
 from drzero.labs.agents.runs import NO_KEY, AgentRun, Bench, Plan, play
 from drzero.ops.bearer import MODEL_KEY, bearer_of
 from drzero.ops.console import say, set_verbose
@@ -128,7 +129,7 @@ def _bench_agent(config: DictConfig) -> None:
         with _ending(folder):
             bench = run_bench(config, agent, items, base)
             kept = _keep(bench.failed, folder)
-            print_bench(bench, shown)
+            print_runs(bench.runs, bench.seconds, watched(bench), shown)
             limit_s = None if config.run_mode == "single" else config.max_pause_s
             if reason := unexplained(bench, limit_s):
                 say(_NAME, reason, "warning")
@@ -150,7 +151,9 @@ def run_bench(config: DictConfig, agent: AgentClass, items: Sequence[Any], base_
     )
     order = [0] if config.run_mode == "single" else choose(len(items), _size(config), config.data.seed)
     shows = _show_call if config.run_mode == "single" else lambda call: None
-    with Recorder(base_url, shows) as recorder, _environment(recorder.url(), plan.api_key):
+    # An agent may read the environment, and may change any of it.
+    with Recorder(base_url, shows) as recorder, patch.dict(os.environ, {MODEL_KEY: plan.api_key}):
+        os.environ[BASE_URL] = recorder.url()
         bench = asyncio.run(play(agent, [items[number] for number in order], plan, recorder))
     for run in bench.runs:
         run.item = order[run.number // plan.group_size]
@@ -197,19 +200,6 @@ def choose(items: int, n: int, seed: int) -> list[int]:
     """The numbers of `n` items, drawn by a seed, and repeated if there are fewer."""
     order = random.Random(seed).sample(range(items), items)
     return [order[number % items] for number in range(n)]
-
-
-@contextmanager
-def _environment(base_url: str, api_key: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in (BASE_URL, MODEL_KEY)}
-    os.environ |= {BASE_URL: base_url, MODEL_KEY: api_key}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)  # an agent may have removed it
-            if value is not None:
-                os.environ[name] = value
 
 
 def _show_call(call: ModelCall) -> None:

@@ -54,8 +54,6 @@ from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 WORST = "worst.jsonl"
 _KEPT = 10  # cases a check in that file
 _RENDERED = 8  # prompts the server renders itself
-_N = {"cpu": 8}  # prompts by default, by device
-_USUAL_N = 64
 _OWN = ("data", "n")
 
 
@@ -84,7 +82,7 @@ def run_compare_rollouts(config: DictConfig) -> None:
     config = check_and_resolve(config, "compare_rollouts")
     tokenizer = load_chat_tokenizer(config.base_model, "base_model")
     wording = Wording(config.prompts.form, config.rollout.max_turns, question_fields(config))
-    n = config.compare.n or _N.get(config.machine.device, _USUAL_N)
+    n = config.compare.n or (8 if config.machine.device == "cpu" else 64)
     prompts = load_prompts(config.compare.data, tokenizer, wording, n, config.data.seed)
     folder = Path(config.run.dir)
     events = EventLog(folder / "logs" / EVENTS_FILE)

@@ -26,7 +26,7 @@ from drzero.ops.text import is_loopback
 from drzero.ops.versions import installed_versions
 from drzero.recipe.gpu_split import SERVE_GPUS, VISIBLE, count, fault, training_gpus, visible_devices
 from drzero.recipe.overrides import OverrideError, assigned, check_overrides, for_stage, key_of, leaf_values
-from drzero.recipe.settings.retrieval import OF_OWN_SERVICE
+from drzero.recipe.settings.retrieval import SHARED
 from drzero.recipe.settings.schema import schema_of
 from environments.registry import canonical
 
@@ -200,7 +200,8 @@ def _refuse_own_service(config: DictConfig, stage: str, overrides: Sequence[str]
             "leave one of the two out"
         ).of("retrieval.url=")
     for override in overrides:
-        if (key := key_of(override)) in OF_OWN_SERVICE:
+        key = key_of(override)
+        if key.startswith("retrieval.") and key.removeprefix("retrieval.") not in SHARED:
             raise OverrideError(
                 f"{override!r}: with retrieval.url={url} no service is started here that would read {key}: "
                 "leave one of the two out"

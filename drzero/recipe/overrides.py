@@ -33,6 +33,7 @@ from omegaconf.errors import InterpolationValidationError, OmegaConfBaseExceptio
 from drzero.ops.errors import UserError
 from drzero.ops.text import nearest, suggest
 from drzero.recipe.settings import verl
+from drzero.recipe.settings.key import at
 from drzero.recipe.settings.register import register
 from drzero.recipe.settings.schema import Schema, all_keys
 
@@ -349,7 +350,7 @@ def _compose_choices(config_dir: Path, config_name: str, *overrides: str) -> Dic
 
 def _check_value(override: Override, config: Tree, groups: _Groups, schema: Schema | None) -> None:
     key, line = override.key_or_group, override.input_line
-    found = _find(config, key)
+    found = at(config, key, _ABSENT)
     if override.is_delete():
         if found is _ABSENT:
             raise OverrideError(f"{line!r}: there is no key {key!r} to delete{_nearest(key, config)}")
@@ -369,7 +370,7 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
     for path in paths:
         if schema is not None and (ours := verl.ALIASES.get(path)):
             raise OverrideError(f"{line!r}: {path!r} takes its value from {ours!r}: write {ours}=VALUE")
-    new_paths = [path for path in paths if _find(config, path) is _ABSENT]
+    new_paths = [path for path in paths if at(config, path, _ABSENT) is _ABSENT]
     if override.is_add() and not new_paths:
         raise OverrideError(f"{line!r}: {key!r} exists already. To set it, write {str(line)[1:]}")
     if override.is_add() or override.is_force_add():
@@ -383,7 +384,7 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
     if isinstance(found, dict):
         _check_mapping(override, found, groups)
     for path, part in leaf_values(key, override.value()):
-        old = _find(config, path)
+        old = at(config, path, _ABSENT)
         if not _is_interpolation(part) and (kind := _kind_missed(old, _plain(part))):
             raise OverrideError(f"{line!r}: {path} is {part!r}, not {kind}")
 
@@ -464,7 +465,7 @@ def _check_field(override: Override, path: str, config: Tree) -> None:
     parts = path.split(".")
     for depth in range(len(parts) - 1, 0, -1):  # the nearest dataclass above decides
         owner, name = ".".join(parts[:depth]), parts[depth]
-        node = _find(config, owner)
+        node = at(config, owner)
         if isinstance(node, dict) and "_target_" in node:
             break
     else:
@@ -490,16 +491,6 @@ def _plain(node: Any) -> Any:
     if isinstance(node, dict):
         return {str(name): _plain(inner) for name, inner in node.items()}
     return [_plain(inner) for inner in node] if isinstance(node, list) else node
-
-
-def _find(config: Tree, key: str) -> Any:
-    node: Any = config
-    for part in key.split("."):
-        if isinstance(node, list):
-            node = node[int(part)] if part.isdecimal() and int(part) < len(node) else _ABSENT
-        else:
-            node = node.get(part, _ABSENT) if isinstance(node, dict) else _ABSENT
-    return node
 
 
 def leaf_values(key: str, value: Any) -> Iterator[tuple[str, Any]]:

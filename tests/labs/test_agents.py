@@ -304,7 +304,7 @@ def test_items_are_json_lines_or_parquet_and_a_broken_line_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"number": 1}\n\n{"number": 2}\n')
     pq.write_table(pa.Table.from_pylist([{"number": 1}, {"number": 2}]), tmp_path / "a.parquet")
     assert load_items(tmp_path / "a.jsonl") == load_items(tmp_path / "a.parquet")
-    for text, said in (("{", "line 1 is not JSON"), ("[1]", "line 1 is list"), ("", "no items")):
+    for text, said in (("{", "line 1: not JSON"), ("[1]", "line 1: list, not"), ("", "no items")):
         (tmp_path / "b.jsonl").write_text(text)
         with pytest.raises(CheckError, match=said):
             load_items(tmp_path / "b.jsonl")

@@ -234,12 +234,15 @@ def test_the_solvers_ratio_is_clipped_where_the_config_says(advantage, clipped):
 )
 def test_an_iteration_takes_its_own_questions_and_the_last_solvers_weights(iteration, model):
     words = [f"iteration={iteration}", "base_model=x/base", "paths.checkpoints=/c"]
-    config = combination("solver", "cpu", "sync", *words)
+    config = combination("solver", "8xh100", "sync", *words)
     assert Path(config.actor_rollout_ref.model.path).name == model
     assert config.data.train_files == f"/c/synthesize_iter{iteration}/train.parquet"
     assert config.data.val_files == f"/c/synthesize_iter{iteration}/val.parquet"
     assert config.trainer.total_training_steps == 50
-    assert config.data.max_response_length == 960  # a small model's own
+
+
+def test_a_small_model_keeps_its_own_lengths():
+    assert combination("solver", "cpu").data.max_response_length == 960
 
 
 def test_a_key_added_with_plus_is_in_the_resolved_file(tmp_path):

@@ -12,15 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol
-
-
-class Agent(Protocol):
-    """The contract of a user's class."""
-
-    async def run(self, data: Any, **extra_kwargs: Any) -> Any:
-        """Play one item. Returns a reward, or rewards by name."""
-        ...
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -28,7 +20,7 @@ class AgentClass:
     """An agent that was found."""
 
     name: str
-    make: Callable[[], Agent]
+    make: Callable[[], Any]  # a new object of the user's class
     folder: Path | None = None  # the folder of its code, to tell its lines from library lines
 
 

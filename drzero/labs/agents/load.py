@@ -6,7 +6,6 @@ load_agent("my_agent:MyAgent", {}), load_items(Path("questions.jsonl"))
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from drzero.labs.agents.contract import AgentClass
-from drzero.ops.files import open_regular
 from drzero.recipe.errors import CheckError
 from environments.fault import one_line
+from search.sources.files import Hints
+from search.sources.records import Bad, read_jsonl
 
 EXAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": "List 3 countries and their capitals."}]}
 
@@ -111,16 +111,9 @@ def load_items(file: Path) -> list[Any]:
 
 def _json_lines(file: Path) -> list[Any]:
     items = []
-    with open_regular(file) as handle:
-        for number, line in enumerate(handle, start=1):
-            if not line.strip():
-                continue
-            try:
-                items.append(json.loads(line))
-            except (ValueError, RecursionError) as error:
-                raise CheckError(f"data={file}, line {number} is not JSON: {error}") from error
-            if not isinstance(items[-1], dict):
-                raise CheckError(
-                    f"data={file}, line {number} is {type(items[-1]).__name__}, not a JSON object"
-                )
+    for number, item in read_jsonl(file, Hints()):
+        if not isinstance(item, dict):
+            why = item.why if isinstance(item, Bad) else f"{type(item).__name__}, not a JSON object"
+            raise CheckError(f"data={file}, line {number}: {why}")
+        items.append(item)
     return items

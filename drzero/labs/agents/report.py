@@ -48,7 +48,8 @@ def failed_share(runs: Sequence[AgentRun]) -> str:
     causes = by_cause(failed)
     (cause, those), *_ = causes.items()
     kinds = ":" if len(causes) == 1 else f", of {len(causes)} kinds; most often"
-    return f"{len(failed)} of {len(runs)} runs failed{kinds} {_with_place(those[0], cause)}"
+    place = f" ({those[0].failure.place})" if those[0].failure and those[0].failure.place else ""
+    return f"{len(failed)} of {len(runs)} runs failed{kinds} {cause}{place}"
 
 
 def by_cause(failed: Sequence[AgentRun]) -> dict[str, list[AgentRun]]:
@@ -59,11 +60,6 @@ def by_cause(failed: Sequence[AgentRun]) -> dict[str, list[AgentRun]]:
         groups[re.sub(r"\b[0-9a-f]{8,}\b|\d+", "N", run.failure.cause)].append(run)
     ordered = sorted(groups.values(), key=len, reverse=True)
     return {runs[0].failure.cause: runs for runs in ordered if runs[0].failure is not None}
-
-
-def print_bench(bench: Bench, title: str) -> None:
-    """Print the figures, then the failures."""
-    print_runs(bench.runs, bench.seconds, _watched(bench), title)
 
 
 def print_runs(
@@ -93,7 +89,8 @@ def print_runs(
     out.print(table)
 
 
-def _watched(bench: Bench) -> Iterator[tuple[str, str]]:
+def watched(bench: Bench) -> Iterator[tuple[str, str]]:
+    """Lines of the table that only a recorder and a watched event loop can give."""
     totals, runs = bench.totals, len(bench.runs)
     without = f"; {totals.without_usage} answers did not say" if totals.without_usage else ""
     failed = f", {totals.failed} of them without an answer of 200" if totals.failed else ""
@@ -117,11 +114,6 @@ def _percentiles(seconds: Sequence[float]) -> str:
         return "–"
     p50, p95, p99 = np.percentile(seconds, [50, 95, 99])
     return f"p50 {p50:.2f} s, p95 {p95:.2f} s, p99 {p99:.2f} s"
-
-
-def _with_place(run: AgentRun, cause: str) -> str:
-    assert run.failure is not None
-    return f"{cause} ({run.failure.place})" if run.failure.place else cause
 
 
 def _address(place: tuple[str, int]) -> str:

@@ -136,6 +136,18 @@ def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
             yield Key(name, hint, default, field.metadata["limits"])
 
 
+def at(tree: Any, name: str, otherwise: Any = None) -> Any:
+    """What nested mappings and lists have at a dotted name."""
+    for part in name.split("."):
+        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        elif isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        else:
+            return otherwise
+    return tree
+
+
 def as_yaml(value: Any) -> str:
     """A default as one line of YAML."""
     if value == MISSING:

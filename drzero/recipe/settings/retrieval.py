@@ -6,20 +6,8 @@ from typing import Any
 from drzero.recipe.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Number, group, key
 
 MAX_TOPK = 100  # as `search.wire.MAX_TOPK`: the service refuses a query that asks for more
-OF_OWN_SERVICE = (
-    "retrieval.host",
-    "retrieval.port",
-    "retrieval.encoders",
-    "retrieval.threads",
-    "retrieval.max_batch",
-    "retrieval.window_ms",
-    "retrieval.max_queue",
-    "retrieval.cache_mb",
-    "retrieval.access_log",
-    "retrieval.startup_budget_s",
-    "retrieval.restarts",
-)
-"""Keys that only a retrieval service of the run's own reads."""
+SHARED = ("url", "topk", "response_limit", "deadline_s", "embedder", "device")
+"""Keys of `retrieval` that a run reads too if it has no service of its own."""
 
 
 @dataclass
