@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import zipfile
 
 import pytest
@@ -64,17 +65,16 @@ def world(tmp_path, tiny_model):
     return World(tmp_path, tiny_model)
 
 
-def test_the_first_start_continues_from_the_last_iterations_checkpoint(world):
+def test_the_first_start_continues_from_the_last_iterations_checkpoint_and_later_ones_from_their_own(world):
+    own = world.config.copy()
     world.save("first", 4)
     choose_start(world.config)
     assert world.config.trainer.resume_mode == "resume_path"
     assert world.config.trainer.resume_from_path == str(world.folder / "first" / "global_step_4")
-
-
-def test_later_starts_resume_the_runs_own_checkpoint_even_if_the_last_iterations_is_gone(world):
+    shutil.rmtree(world.folder / "first")
     world.save("second", 6)
-    choose_start(world.config)
-    assert world.config.trainer.resume_mode == "auto"
+    choose_start(own)
+    assert own.trainer.resume_mode == "auto"
 
 
 @pytest.mark.parametrize("change", [("continue_from", None), ("trainer.resume_mode", "disable")])
@@ -85,18 +85,14 @@ def test_a_start_from_scratch_is_left_alone(world, change):
     assert world.config == before
 
 
-def test_a_last_run_without_a_checkpoint_is_refused(world):
-    (world.folder / "first").mkdir()
+@pytest.mark.parametrize("step", [0, 8, 9])
+def test_a_last_run_without_a_checkpoint_or_that_leaves_no_step_is_refused(world, step):
+    if step:
+        world.save("first", step)
     message = world.refusal()
-    assert (
-        f"there is no checkpoint in {world.folder / 'first'}" in message and "continue_from=null" in message
-    )
-
-
-@pytest.mark.parametrize("step", [8, 9])
-def test_a_last_run_that_leaves_no_step_is_refused(world, step):
-    world.save("first", step)
-    assert f"is at step {step} already" in world.refusal()
+    none = f"there is no checkpoint in {world.folder / 'first'}"
+    assert (f"is at step {step} already" if step else none) in message
+    assert ("continue_from=null" in message) == (not step)
 
 
 @pytest.mark.parametrize(

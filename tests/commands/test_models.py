@@ -83,12 +83,9 @@ def test_a_stages_models_and_its_embedder_are_fetched_in_one_format(session):
     assert (snapshot / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_cached_files_are_not_fetched_again(session):
-    assert len(session.fetched) == len(set(session.fetched))
-
-
-def test_stages_with_local_or_fetched_models_succeed(session):
+def test_stages_with_local_or_fetched_models_succeed_and_nothing_is_fetched_again(session):
     assert session.codes[:4] == [0, 0, 0, 0], session.errors
+    assert len(session.fetched) == len(set(session.fetched))
 
 
 def test_a_model_that_the_hub_does_not_have_is_one_line_with_its_key(session):
@@ -104,13 +101,10 @@ def test_a_silent_hub_is_one_line(tmp_path):
     assert "could not be downloaded from the hub" in line
 
 
-def test_offline_nothing_is_asked_for(capsys, monkeypatch):
+def test_offline_nothing_is_asked_for_and_a_stage_must_be_named(capsys, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert main(["fetch-models", "challenger", *STAGE]) == 0
     assert "nothing is downloaded" in capsys.readouterr().out
-
-
-def test_a_stage_must_be_named(capsys):
     assert main(["fetch-models"]) == 2
     assert "name a stage" in capsys.readouterr().err
 

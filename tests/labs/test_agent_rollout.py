@@ -164,10 +164,8 @@ def test_two_batches_go_through_the_challengers_own_trainer_and_nothing_is_updat
         code = main(["agent-bench", "challenger", "mode=rollout", *overrides, "run.name=bench"])
     assert (code, err.getvalue()) == (0, ""), out.getvalue()
     folder = tmp_path / "bench"
-    assert sorted(path.name for path in (folder / "dumps").iterdir()) == [
-        "step_0001.jsonl",
-        "step_0002.jsonl",
-    ]
+    names = sorted(path.name for path in (folder / "dumps").iterdir())
+    assert names == ["step_0001.jsonl", "step_0002.jsonl"]
     rows = [one for path in (folder / "dumps").iterdir() for one in path.read_text().splitlines()]
     assert f"{len(rows)} of {len(rows)}" in out.getvalue() and "no fault was seen" in out.getvalue()
     metrics = read_metrics(folder)

@@ -34,6 +34,7 @@ from verl_ext.telemetry import Progress
 ASKED = ProbeQuestion("Who came?", "Vell", "Town\nVell came to town.")
 PASSAGE = {"title": "Town", "text": "Vell came.", "contents": "Town\nVell came."}
 PROBES = ["search", "solver turn", "tool call", "answer", "reward"]
+CALL, RIGHT = render_tool_call(["town"]), "<answer>Vell</answer>"
 
 
 def retrieve(body):
@@ -48,8 +49,17 @@ def config(prepared, tmp_path):
     return made
 
 
-def use(config, service, url):
-    config[service].port = int(url.rsplit(":", 1)[1])
+@pytest.fixture
+def use(config, start_peer):
+    """Let peers stand in for both services; gives the retrieval one."""
+
+    def serve(search=retrieve, solver=lambda body: 500):
+        peers = start_peer("/retrieve", search), start_peer("/v1/completions", solver)
+        for service, peer in zip(("retrieval", "solver"), peers, strict=True):
+            config[service].port = int(peer.url.rsplit(":", 1)[1])
+        return peers[0]
+
+    return serve
 
 
 def scripted(*texts):
@@ -64,11 +74,9 @@ def probed(config, stage="challenger"):
     return probes
 
 
-def test_a_question_goes_from_the_search_to_the_reward(config, start_peer):
-    use(config, "retrieval", start_peer("/retrieve", retrieve).url)
-    call, right, wrong = render_tool_call(["town"]), "<answer>Vell</answer>", "<answer>Orrin</answer>"
+def test_a_question_goes_from_the_search_to_the_reward(config, use):
     config.solver.concurrency = 1
-    use(config, "solver", start_peer("/v1/completions", scripted(call, right, wrong)).url)
+    use(solver=scripted(CALL, RIGHT, "<answer>Orrin</answer>"))
     probes = probed(config)
     assert [probe.name for probe in probes.done] == PROBES
     search, turn, tool, answer, reward = probes.done
@@ -79,60 +87,41 @@ def test_a_question_goes_from_the_search_to_the_reward(config, start_peer):
     assert all(probe.ok and probe.seconds >= 0 for probe in probes.done)
 
 
-def test_if_the_solver_makes_no_search_the_tool_is_probed_all_the_same(config, start_peer):
-    retrieval = start_peer("/retrieve", retrieve)
-    use(config, "retrieval", retrieval.url)
-    use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
+def test_if_the_solver_makes_no_search_the_tool_is_probed_all_the_same(config, use):
+    retrieval = use(solver=scripted(RIGHT, RIGHT))
     probes = probed(config)
     assert [probe.name for probe in probes.done] == PROBES
     assert "this command wrote the call" in probes.done[2].outcome
     assert [request["queries"] for request in retrieval.requests] == [[ASKED.text], [ASKED.text]]
 
 
-def test_a_solver_that_answers_500_is_named_with_its_answer_and_what_to_do(config, start_peer):
-    use(config, "retrieval", start_peer("/retrieve", retrieve).url)
-    use(config, "solver", start_peer("/v1/completions", lambda body: 500).url)
+@pytest.mark.parametrize(
+    ("searches", "solver", "said"),
+    [
+        (0, lambda body: 500, "probe 'search' failed at retrieval .*HTTP 500.*retrieval.log"),
+        (9, lambda body: 500, "probe 'solver turn' failed at solver .*HTTP 500.*solver.log"),
+        (9, lambda body: 404, "probe 'solver turn' failed at solver .*HTTP 404"),
+        # A search that fails in an attempt is not the solver's fault.
+        (1, lambda body: scripted(CALL)(body), "probe 'tool call' failed at retrieval: .*HTTP 500"),
+    ],
+)
+def test_a_service_that_fails_is_named_with_its_answer_and_what_to_do(config, use, searches, solver, said):
+    answers = iter([retrieve({"queries": [""]})] * searches)
+    use(lambda body: next(answers, 500), solver)
     probes = Probes()
-    with pytest.raises(
-        ProbeFailed, match=r"(?s)probe 'solver turn' failed at solver .*HTTP 500.*solver\.log"
-    ):
+    with pytest.raises(ProbeFailed, match=f"(?s){said}"):
         asyncio.run(probe_stage(config, "challenger", ASKED, probes))
-    assert [(probe.name, probe.ok) for probe in probes.done] == [("search", True), ("solver turn", False)]
+    assert [probe.ok for probe in probes.done] == [*[True] * min(searches, 1), False]
 
 
-def test_a_solver_that_refuses_the_request_is_named_too(config, start_peer):
-    use(config, "retrieval", start_peer("/retrieve", retrieve).url)
-    use(config, "solver", start_peer("/v1/completions", lambda body: 404).url)
-    with pytest.raises(ProbeFailed, match=r"(?s)'solver turn' failed at solver .*HTTP 404"):
-        probed(config)
-
-
-def test_a_retrieval_service_that_fails_is_the_first_probe_to_fail(config, start_peer):
-    use(config, "retrieval", start_peer("/retrieve", lambda body: 500).url)
-    with pytest.raises(
-        ProbeFailed, match=r"(?s)probe 'search' failed at retrieval .*HTTP 500.*retrieval\.log"
-    ):
-        probed(config)
-
-
-def test_a_search_that_fails_in_an_attempt_is_the_retrievals_fault_and_not_the_solvers(config, start_peer):
-    answers = iter([retrieve({"queries": [""]})])
-    use(config, "retrieval", start_peer("/retrieve", lambda body: next(answers, 500)).url)
-    call = render_tool_call(["town"])
-    use(config, "solver", start_peer("/v1/completions", scripted(call, call)).url)
-    with pytest.raises(ProbeFailed, match=r"(?s)probe 'tool call' failed at retrieval: .*HTTP 500"):
-        probed(config)
-
-
-def test_an_answer_that_stands_in_the_question_is_no_question_to_reward(config, start_peer):
-    use(config, "retrieval", start_peer("/retrieve", retrieve).url)
-    use(config, "solver", start_peer("/v1/completions", scripted(*["<answer>Vell</answer>"] * 2)).url)
+def test_an_answer_that_stands_in_the_question_is_no_question_to_reward(config, use):
+    use(solver=scripted(RIGHT, RIGHT))
     with pytest.raises(ProbeFailed, match=r"no integrity.*question="):
         asyncio.run(probe_stage(config, "challenger", ProbeQuestion("Who is Vell?", "Vell", "d"), Probes()))
 
 
-def test_the_solver_stage_has_no_served_model_to_ask(config, start_peer):
-    use(config, "retrieval", start_peer("/retrieve", retrieve).url)
+def test_the_solver_stage_has_no_served_model_to_ask(config, use):
+    use()
     probes = probed(config, "solver")
     assert [probe.name for probe in probes.done] == ["search", "tool call", "reward"]
 
@@ -179,13 +168,10 @@ def test_a_probe_that_fails_is_what_a_diagnosis_names(config, tmp_path):
 # The question -----------------------------------------------------------------------------------------------
 
 
-def test_the_question_is_made_of_the_prompt_files_first_document(config):
+def test_the_question_is_made_of_the_first_document_or_given_with_its_answer_and_not_without(config):
     question = choose_question(config)
     assert question.document.startswith(question.answer)
     assert has_integrity(question.text, question.answer)
-
-
-def test_a_question_can_be_given_with_its_answer_and_not_without(config):
     given, overrides = split_question(["+question='Who?'", "hardware=cpu", "answer=Vell"])
     question = choose_question(config, **given)
     assert (question.text, question.answer, overrides) == ("Who?", "Vell", ["hardware=cpu"])
@@ -207,9 +193,11 @@ def test_the_stage_is_the_first_word_if_any(arguments, stage, overrides):
     assert split_stage(arguments) == (stage, overrides)
 
 
-def test_another_stage_is_refused():
+def test_another_stage_is_refused_and_a_question_next_to_the_trainer():
     with pytest.raises(CheckError, match="challenger, solver, not of 'merge'"):
         split_stage(["merge"])
+    with pytest.raises(CheckError, match="takes a row of the stage"):
+        run_check_services(["solver", "--with-trainer", "question=Who?", "answer=Vell"])
 
 
 # With the trainer -------------------------------------------------------------------------------------------
@@ -256,11 +244,6 @@ def test_a_hop_that_failed_is_named(tmp_path):
     assert "2 failed" in bad[0].outcome and bad[1].outcome == "none came"
 
 
-def test_the_trainer_takes_a_row_of_its_own_and_no_question(tmp_path):
-    with pytest.raises(CheckError, match="takes a row of the stage"):
-        run_check_services(["solver", "--with-trainer", "question=Who?", "answer=Vell"])
-
-
 @pytest.mark.slow("a start of the trainer; the hops are read above from what one leaves")
 @pytest.mark.matrix
 @pytest.mark.timeout(RUN_LIMIT_S)
@@ -277,6 +260,3 @@ def test_one_prompt_goes_through_the_challengers_own_trainer_and_nothing_is_upda
     assert all(hop in out.getvalue() for hop in hops)
     assert examine(tmp_path / "check").state == "finished"
     assert list((tmp_path / "check").glob("global_step_*")) == []
-
-
-# As a user runs it ------------------------------------------------------------------------------------------

@@ -5,16 +5,13 @@ its next token as a trained one.
 """
 
 import json
-import threading
-from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import uvicorn
+from served_model import served
 from solver_rows import solver_row
 from tiny_model import save_tiny_model
 
@@ -55,23 +52,6 @@ def questions(tmp_path_factory):
     return path
 
 
-@contextmanager
-def served(app):
-    """The address of an application on loopback."""
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical")
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join()
-
-
-Faulty = Callable[[SamplingParams], SamplingParams]
-
-
 def application(folder, change=lambda params: params):
     """The reference engine's own server over a model, its engine and its tokenizer."""
 
@@ -96,9 +76,6 @@ class Compared:
 
     def row(self, check):
         return next(line for line in self.out.splitlines() if line.strip().startswith(check))
-
-
-Compare = Callable[..., Compared]
 
 
 @pytest.fixture
@@ -228,7 +205,7 @@ def test_a_tie_is_told_from_a_true_difference_by_the_log_probs_of_both(model_fol
         return check.passed
 
     assert margin > 0
-    assert (passes(margin * 1.01), passes(margin * 0.99)) == (True, False)
+    assert [passes(margin * 1.01), passes(margin * 0.99)] == [True, False]
 
 
 def test_where_the_model_is_too_sure_to_tell_the_sampler_is_not_judged():

@@ -41,14 +41,16 @@ def test_options_and_overrides_can_be_mixed(arguments, overrides):
     assert flow_test_overrides(arguments) == overrides
 
 
-def test_an_option_without_a_value_is_refused():
+def test_an_option_without_a_value_an_unknown_fault_and_one_that_the_trainer_cannot_have_are_refused(
+    tmp_path,
+):
     with pytest.raises(CheckError, match="--seconds needs a value"):
         flow_test_overrides(["mode=sync", "--seconds"])
-
-
-def test_an_unknown_fault_is_refused_with_the_known_ones(tmp_path):
     with pytest.raises(OverrideError, match="stopped-producer"):
         compose(tmp_path, "flow_test.provoke=sabotage")
+    for fault in ("slow-consumer", "stale"):
+        with pytest.raises(CheckError, match="mode=colocate_async or separate_async"):
+            run_flow_test(compose(tmp_path, "mode=sync", f"flow_test.provoke={fault}"))
 
 
 def test_the_needed_rate_comes_from_the_declared_run(tmp_path):
@@ -61,18 +63,9 @@ def test_the_needed_rate_comes_from_the_declared_run(tmp_path):
     assert rows_per_s("challenger", [*shared, "model=/no/such/model"]) is None
 
 
-@pytest.mark.parametrize("fault", ["slow-consumer", "stale"])
-def test_a_fault_that_a_synchronous_trainer_cannot_have_is_refused(tmp_path, fault):
-    with pytest.raises(CheckError, match="mode=colocate_async or separate_async"):
-        run_flow_test(compose(tmp_path, "mode=sync", f"flow_test.provoke={fault}"))
-
-
-def test_parent_and_child_agree_on_names():
+def test_parent_and_child_agree_on_names_and_every_flow_point_that_is_waited_on_is_counted():
     assert COUNTERS_FILE == flow_counters.COUNTERS_FILE
     assert schema_of("flow_test")["flow_test.provoke"].limits.choices == flow_load.FAULTS
-
-
-def test_every_flow_point_that_is_waited_on_is_counted():
     counted = {"prompts", "buffer", "environment", *CALLS}
     queues = {"retrieval queue", "solver queue"}
     assert {name for names in WAITS_ON.values() for name in names} <= counted | queues
@@ -88,11 +81,10 @@ def test_a_runs_monitor_writes_into_its_folder(tmp_path, stage):
     assert len(monitor._sources) == (4 if stage == "challenger" else 3)
 
 
-@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
-def test_an_asynchronous_run_can_replace_a_single_prompt(tmp_path, mode):
+@pytest.mark.parametrize(("mode", "size"), [("colocate_async", 1), ("separate_async", 1), ("sync", None)])
+def test_an_asynchronous_run_can_replace_a_single_prompt(mode, size):
     """veRL 0.9.1 asks for as many as were evicted and refuses all but whole fetches of the data loader."""
-    assert compose_stage("solver", ["hardware=cpu", f"mode={mode}"]).data.gen_batch_size == 1
-    assert compose_stage("solver", ["hardware=cpu"]).data.gen_batch_size is None
+    assert compose_stage("solver", ["hardware=cpu", f"mode={mode}"]).data.gen_batch_size == size
 
 
 def test_separate_asynchronous_mode_gets_what_verl_asks_of_its_config(tmp_path):
@@ -111,18 +103,9 @@ def records(folder):
 def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path):
     """On the real trainer class, TransferQueue, Ray and replay buffer."""
     watch, out, err = Watch(), io.StringIO(), io.StringIO()
-    arguments = [
-        "hardware=cpu",
-        f"paths.checkpoints={tmp_path}",
-        "data.train_batch_size=4",
-        "flow_test.workers=1",
-    ]
-    quick = [
-        "flow_test.rollout_s=0.2",
-        "flow_test.update_s=0.2",
-        "watchdog.floor_s=4",
-        "watchdog.cold_start_s=4",
-    ]
+    arguments = ["hardware=cpu", f"paths.checkpoints={tmp_path}", "data.train_batch_size=4"]
+    quick = [f"flow_test.{key}" for key in ("workers=1", "rollout_s=0.2", "update_s=0.2")]
+    quick += ["watchdog.floor_s=4", "watchdog.cold_start_s=4"]
 
     done = threading.Event()
 
@@ -141,17 +124,15 @@ def test_a_producer_that_stops_is_named_and_nothing_is_left(tmp_path):
         watching.join()
     assert code == 1
     assert "rollout starvation, rollout workers" in err.getvalue()
-    [event] = [
-        e for e in read_json_lines(tmp_path / "flow_test" / "logs" / "events.jsonl") if e["kind"] == "stall"
-    ]
-    assert event["culprit" if "culprit" in event else "component"] == "rollout workers"
+    events = read_json_lines(tmp_path / "flow_test" / "logs" / "events.jsonl")
+    (event,) = [one for one in events if one["kind"] == "stall"]
+    assert event.get("culprit", event["component"]) == "rollout workers"
     death = examine(tmp_path / "flow_test")
     assert (death.state, death.culprit) == ("failed", "rollout workers")
     last = records(tmp_path / "flow_test")[-1]
     assert last["ended"]
     samples = last["samples"]
-    assert samples["accepted"] > 0  # it flowed before
-    assert samples["lost"] == 0
+    assert samples["accepted"] > 0 and samples["lost"] == 0  # it flowed before
     assert samples["asked"] == samples["accepted"] + samples["in_flight"]
     assert last["about"]["staleness"]["limit"] == 7
     deadline = time.monotonic() + 30

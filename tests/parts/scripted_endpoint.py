@@ -9,17 +9,15 @@ wrong. Without a seed it is always right.
 import asyncio
 import json
 import re
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
+from served_model import served
 
 MODEL, KEY = "scripted-model", "sk-planted-0123456789abcdef"
 TOWNS = ("Drosken", "Velmar", "Ostrel", "Kestmoor", "Brisfal", "Tolvane")
@@ -51,7 +49,7 @@ def agent_words(endpoint: str, checkpoints: Path) -> list[str]:
 class Endpoint:
     """A running endpoint: what it was asked, and how it misbehaves."""
 
-    url: str
+    url: str = ""
     drop_every: int = 0
     """Every so many requests one is answered with 503."""
     refuse_from: int = 0
@@ -67,8 +65,7 @@ class Endpoint:
 
 @contextmanager
 def scripted_endpoint(**misbehaviour: Any) -> Iterator[Endpoint]:
-    listener = socket.create_server(("127.0.0.1", 0))
-    endpoint = Endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}/v1", **misbehaviour)
+    endpoint = Endpoint(**misbehaviour)
     app = FastAPI()
 
     @app.post("/v1/chat/completions")
@@ -95,14 +92,8 @@ def scripted_endpoint(**misbehaviour: Any) -> Iterator[Endpoint]:
     async def models() -> dict[str, Any]:
         return {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
 
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-    thread.start()
-    try:
+    with served(app) as endpoint.url:
         yield endpoint
-    finally:
-        server.should_exit = True
-        thread.join(timeout=10)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,12 @@ The model of an evaluation is an endpoint that plays a script; a run of the trai
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from conftest import Peer
 from docs_environment import write_environment
-from omegaconf import DictConfig
 from stage_run import RUN_LIMIT_S
 from transformers import AutoTokenizer
 
@@ -81,13 +79,6 @@ def load(): return Broken()
 def own(tmp_path_factory):
     """The environment of the docs page."""
     return write_environment(tmp_path_factory.mktemp("docs"))
-
-
-def test_the_environment_of_the_docs_page_takes_fewer_than_sixty_lines(own):
-    assert len((own / "number.py").read_text().splitlines()) < 60
-
-
-Compose = Callable[..., DictConfig]
 
 
 @pytest.fixture
@@ -203,15 +194,11 @@ def test_more_rows_a_step_than_there_are_is_an_error(compose):
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate"])
-def test_an_unknown_name_is_answered_with_those_there_are(compose, stage, capsys):
+def test_an_unknown_name_or_none_is_answered_with_those_there_are(compose, stage):
     said = found(preflight(compose(stage, "env=nunber"), stage))
     assert "no environment 'nunber' (did you mean 'number'?). There are: " in said
-    assert all(
-        name in said.partition("There are: ")[2] for name in ("number, ", "wordle", "bfcl-single-turn, ")
-    )
-
-
-def test_train_without_an_environment_names_those_there_are(compose):
+    known = said.partition("There are: ")[2]
+    assert all(name in known for name in ("number, ", "wordle", "bfcl-single-turn, "))
     with pytest.raises(
         EnvironmentUnusable, match=r"name an environment, env=NAME\. There are: .*number, .*wordle"
     ):
@@ -253,50 +240,42 @@ class Halving:
         return {"choices": [{"text": str(guess), "finish_reason": "stop", "token_ids": ids}]}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tiny_model):
-    return AutoTokenizer.from_pretrained(tiny_model)
+@pytest.fixture
+def evaluated(compose, start_peer, tiny_model):
+    """Evaluate an endpoint that finds numbers by halving, or fails; gives the config and the endpoint."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 
+    def evaluate(name, *chosen, status=None):
+        peer = Halving(start_peer, tokenizer, status).peer
+        endpoint = [f"endpoint={peer.url}/v1", f"tokenizer={tiny_model}", "solver.concurrency=4"]
+        config = compose("evaluate", "env=number", f"run.name={name}", *endpoint, *chosen)
+        run_evaluate(config)
+        return config, peer
 
-def endpoint(script, model, name):
-    return [
-        f"endpoint={script.peer.url}/v1",
-        f"tokenizer={model}",
-        f"run.name={name}",
-        "solver.concurrency=4",
-    ]
+    return evaluate
 
 
 def report_of(config):
-    return dict(json.loads((Path(config.run.dir) / "report.json").read_text()))
+    return json.loads((Path(config.run.dir) / "report.json").read_text())
 
 
-def test_a_model_is_scored_on_held_out_rows_with_parts_and_intervals(
-    compose, start_peer, tokenizer, tiny_model, capsys
-):
-    script = Halving(start_peer, tokenizer)
-    config = compose("evaluate", "env=number", "num_examples=10", *endpoint(script, tiny_model, "halving"))
-    run_evaluate(config)
+def test_a_model_is_scored_on_held_out_rows_with_parts_and_intervals(evaluated, capsys):
+    config, peer = evaluated("halving", "num_examples=10")
     score = report_of(config)["benchmarks"]["number"]
     assert (score["n"], score["em"], score["failed"], score["token_drift"]) == (10, 1.0, 0, 0)
     assert score["em_low"] == pytest.approx(0.722, abs=1e-3) and score["em_high"] == 1.0
     assert score["parts"] == {"exact": 1.0, "near": 0.2}
-    result = read_result(Path(config.run.dir))
-    assert result is not None and result.figures == {"solved": 1.0, "reward": 1.2, "failed": 0}
+    assert read_result(Path(config.run.dir)).figures == {"solved": 1.0, "reward": 1.2, "failed": 0}
     # A rerun plays nothing again.
-    played = len(script.peer.requests)
+    played = len(peer.requests)
     run_evaluate(config)
-    assert len(script.peer.requests) == played
+    assert len(peer.requests) == played
     assert "10 rows, 0 of them still to play" in capsys.readouterr().out
 
 
-def test_two_evaluations_of_the_same_rows_are_compared_in_pairs(
-    compose, start_peer, tokenizer, tiny_model, tmp_path, capsys
-):
-    script = Halving(start_peer, tokenizer)
+def test_two_evaluations_of_the_same_rows_are_compared_in_pairs(evaluated, tmp_path, capsys):
     for name, turns in (("before", 2), ("after", 6)):
-        chosen = ["env=number", "num_examples=25", f"environment.max_turns={turns}"]
-        run_evaluate(compose("evaluate", *chosen, *endpoint(script, tiny_model, name)))
+        evaluated(name, "num_examples=25", f"environment.max_turns={turns}")
     capsys.readouterr()
     assert main(["compare", str(tmp_path / "before"), str(tmp_path / "after")]) == 0
     said = capsys.readouterr().out
@@ -304,12 +283,8 @@ def test_two_evaluations_of_the_same_rows_are_compared_in_pairs(
     assert "Wilcoxon" in said and "note: environment was" in said
 
 
-def test_its_report_shows_every_episode_with_what_the_environment_said(
-    compose, start_peer, tokenizer, tiny_model
-):
-    script = Halving(start_peer, tokenizer)
-    config = compose("evaluate", "env=number", "num_examples=3", *endpoint(script, tiny_model, "shown"))
-    run_evaluate(config)
+def test_its_report_shows_every_episode_with_what_the_environment_said(evaluated):
+    config, _ = evaluated("shown", "num_examples=3")
     run, unreadable = RunFolder(Path(config.run.dir)), list[str]()
     shown = list(read_trajectories(run, unreadable))
     assert len(shown) == 3 and unreadable == []
@@ -321,14 +296,9 @@ def test_its_report_shows_every_episode_with_what_the_environment_said(
     assert write_report(run.folder).is_file()
 
 
-def test_episodes_that_fail_are_counted_and_are_in_no_score(
-    compose, start_peer, tokenizer, tiny_model, tmp_path
-):
+def test_episodes_that_fail_are_counted_and_are_in_no_score(evaluated, tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN.format(wrong="some"))
-    script = Halving(start_peer, tokenizer)
-    chosen = ["env=broken", f"paths.environments={tmp_path}", "num_examples=5"]
-    config = compose("evaluate", *chosen, *endpoint(script, tiny_model, "some"))
-    run_evaluate(config)
+    config, _ = evaluated("some", "env=broken", f"paths.environments={tmp_path}", "num_examples=5")
     report = report_of(config)
     assert (report["benchmarks"]["broken"]["n"], report["benchmarks"]["broken"]["failed"]) == (4, 1)
     assert report["benchmarks"]["broken"]["reward"] == 0.5
@@ -336,13 +306,10 @@ def test_episodes_that_fail_are_counted_and_are_in_no_score(
     assert reason.startswith("broken: Episode.respond raised KeyError") and "[row eval-2]" in reason
 
 
-def test_with_too_many_failed_episodes_there_is_no_score(compose, start_peer, tokenizer, tiny_model):
-    script = Halving(start_peer, tokenizer, status=500)
-    chosen = ["env=number", "num_examples=2", "solver.deadline_s=2"]
-    config = compose("evaluate", *chosen, *endpoint(script, tiny_model, "down"))
+def test_with_too_many_failed_episodes_there_is_no_score(evaluated, tmp_path):
     with pytest.raises(ConversationsFailed):
-        run_evaluate(config)
-    assert read_result(Path(config.run.dir)) is None
+        evaluated("down", "num_examples=2", "solver.deadline_s=2", status=500)
+    assert read_result(tmp_path / "down") is None
 
 
 def test_compare_says_what_is_no_evaluation(tmp_path, capsys):

@@ -16,29 +16,23 @@ STALL = Stall("phase", "update", "", 600, 300)
 
 @pytest.fixture
 def config(tmp_path):
-    overrides = [
-        "hardware=cpu",
-        "machine.nodes=2",
-        "machine.ray_address=127.0.0.1:6379",
-        f"run.dir={tmp_path}",
-    ]
-    return resolve(compose_stage("solver", overrides))
+    nodes = ["machine.nodes=2", "machine.ray_address=127.0.0.1:6379"]
+    return resolve(compose_stage("solver", ["hardware=cpu", *nodes, f"run.dir={tmp_path}"]))
 
 
-def test_workers_of_a_cluster_get_the_trainers_environment_through_ray(config, tmp_path, monkeypatch):
+def test_workers_of_a_cluster_get_the_trainers_environment_without_secrets_through_ray(
+    config, tmp_path, monkeypatch
+):
     monkeypatch.setenv("DRZERO_STOP_AT", "12345")
-    share_environment(config, trainer_env(config, tmp_path))
-    given = OmegaConf.load(write_resolved(config)).ray_kwargs.ray_init.runtime_env.env_vars
-    assert (given.VERL_USE_EXTERNAL_MODULES, given.VERL_PLATFORM) == ("verl_ext.plugin", "cpu")
-    assert str(tmp_path / "progress") == given.DRZERO_PROGRESS_DIR
-    assert given.DRZERO_STOP_AT == "12345"
-
-
-def test_no_secret_is_written_with_it(config, tmp_path, monkeypatch):
     for name in ("RETRIEVAL_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN"):
         monkeypatch.setenv(name, "a-secret-token")
     share_environment(config, trainer_env(config, tmp_path))
-    assert "a-secret-token" not in write_resolved(config).read_text()
+    written = write_resolved(config)
+    assert "a-secret-token" not in written.read_text()
+    given = OmegaConf.load(written).ray_kwargs.ray_init.runtime_env.env_vars
+    assert (given.VERL_USE_EXTERNAL_MODULES, given.VERL_PLATFORM) == ("verl_ext.plugin", "cpu")
+    assert str(tmp_path / "progress") == given.DRZERO_PROGRESS_DIR
+    assert given.DRZERO_STOP_AT == "12345"
 
 
 def rank(number, node):

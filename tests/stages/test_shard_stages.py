@@ -10,7 +10,7 @@ from drzero.preflight.index_size import require_room
 from drzero.preflight.machine import declared_machine
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.indices import index_of, places_of, target_of
-from drzero.recipe.overrides import OverrideError
+from drzero.recipe.overrides import OverrideError, assigned
 from drzero.stages.services import retrieval_spec
 from search.chroma.location import Quota
 from search.chroma.sharded_store import ChromaIndex, ShardLayout
@@ -26,13 +26,9 @@ def composed(stage, *overrides):
 
 
 def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_names():
-    config = composed(
-        "serve_search",
-        "retrieval.port=8123",
-        "chroma.shards=3",
-        'chroma.path=["http://127.0.0.1:1","http://127.0.0.1:2"]',
-    )
-    layout = ShardLayout.parse(["http://127.0.0.1:1", "http://127.0.0.1:2"], "corpus", 3)
+    places = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
+    words = ("retrieval.port=8123", "chroma.shards=3", assigned("chroma.path", places))
+    config, layout = composed("serve_search", *words), ShardLayout.parse(places, "corpus", 3)
     words = retrieval_spec(config).command
     assert index_of(config) == ChromaIndex(layout)
     assert served(parser().parse_args(words[words.index("--chroma-path") :])) == ChromaIndex(layout)
@@ -45,7 +41,6 @@ def test_a_servers_quotas_are_those_of_the_config():
     assert place.quota == Quota(page=300, reads=10)
     words = retrieval_spec(config).command
     opened = served(parser().parse_args(words[words.index("--chroma-path") :]))
-    assert isinstance(opened, ChromaIndex)
     assert opened.layout.places[0].quota.reads == 10
 
 
@@ -61,14 +56,12 @@ def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(sha
 
 
 def test_a_quota_counts_the_largest_shard_and_not_the_mean_one():
-    config = composed(
-        "prepare_data", "chroma.path=http://one:1", "chroma.shards=4", "chroma.quota.records=5000000"
-    )
+    words = ("chroma.path=http://one:1", "chroma.shards=4", "chroma.quota.records=5000000")
+    config = composed("prepare_data", *words)
     size = IndexSize(20_000_000, 384, 20_000_000 * 650)
+    planned = Planned(size, size.chunks, size.text_bytes, 1, 0)
     with pytest.raises(PreflightFailed, match=r"up to 5,050,000 per collection"):
-        require_room(
-            Planned(size, size.chunks, size.text_bytes, 1, 0), config, declared_machine(config, starting=True)
-        )
+        require_room(planned, config, declared_machine(config, starting=True))
 
 
 @pytest.mark.parametrize(("free", "fits"), [(0.99, False), (1.01, True)])
@@ -86,13 +79,10 @@ def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path):
     assert target_of(config) == Shards(ShardLayout.parse([str(tmp_path)], "corpus", 4), 3)
 
 
-def test_several_places_without_shards_are_refused():
+@pytest.mark.parametrize("path", ["null", "{a: b}"])
+def test_several_places_without_shards_and_what_is_no_place_are_refused(path):
     config = composed("serve_search", "chroma.path=[one,two]")
     with pytest.raises(StoreError, match=r"chroma.path names one, two for chroma.shards=1"):
         index_of(config)
-
-
-@pytest.mark.parametrize("path", ["null", "{a: b}"])
-def test_what_is_no_place_is_refused_by_its_key(path):
     with pytest.raises(OverrideError, match=r"chroma\.path"):
         composed("serve_search", f"chroma.path={path}")
