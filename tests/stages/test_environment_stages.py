@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import Peer
 from docs_environment import write_environment
 from stage_run import RUN_LIMIT_S
 from transformers import AutoTokenizer
@@ -25,7 +24,6 @@ from drzero.runs.report.conversation import render
 from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.report.write import write_report
 from drzero.runs.run_folder import RunFolder
-from drzero.stages.conversations import ConversationsFailed
 from drzero.stages.evaluate.run import run_evaluate
 from drzero.stages.result import read_result
 from drzero.stages.train import write_rows
@@ -220,33 +218,22 @@ def test_the_rows_of_a_run_are_the_tasksets_and_the_same_at_each_start(compose, 
 # --- an evaluation ------------------------------------------------------------------------------------------
 
 
-class Halving:
-    """An endpoint that finds numbers by halving, or fails with a status."""
+@pytest.fixture
+def evaluated(compose, start_peer, tiny_model):
+    """Evaluate an endpoint that finds numbers by halving; gives the config and the endpoint."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 
-    def __init__(self, start_peer, tokenizer, status=None):
-        self._tokenizer, self._status = tokenizer, status
-        self.peer: Peer = start_peer("/v1/completions", self._complete, MODELS)
-
-    def _complete(self, body):
-        if self._status:
-            return self._status
-        text = self._tokenizer.decode(body["prompt"], skip_special_tokens=True)
+    def complete(body):
+        text = tokenizer.decode(body["prompt"], skip_special_tokens=True)
         low, high, guess = 1, 50, 25
         for answer in re.findall("Higher|Lower", text):
             low, high = (guess + 1, high) if answer == "Higher" else (low, guess - 1)
             guess = (low + high) // 2
-        ids = self._tokenizer.encode(str(guess), add_special_tokens=False)
-        ids.append(self._tokenizer.eos_token_id)
+        ids = [*tokenizer.encode(str(guess), add_special_tokens=False), tokenizer.eos_token_id]
         return {"choices": [{"text": str(guess), "finish_reason": "stop", "token_ids": ids}]}
 
-
-@pytest.fixture
-def evaluated(compose, start_peer, tiny_model):
-    """Evaluate an endpoint that finds numbers by halving, or fails; gives the config and the endpoint."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-
-    def evaluate(name, *chosen, status=None):
-        peer = Halving(start_peer, tokenizer, status).peer
+    def evaluate(name, *chosen):
+        peer = start_peer("/v1/completions", complete, MODELS)
         endpoint = [f"endpoint={peer.url}/v1", f"tokenizer={tiny_model}", "solver.concurrency=4"]
         config = compose("evaluate", "env=number", f"run.name={name}", *endpoint, *chosen)
         run_evaluate(config)
@@ -304,12 +291,6 @@ def test_episodes_that_fail_are_counted_and_are_in_no_score(evaluated, tmp_path)
     assert report["benchmarks"]["broken"]["reward"] == 0.5
     (reason,) = report["failures"]
     assert reason.startswith("broken: Episode.respond raised KeyError") and "[row eval-2]" in reason
-
-
-def test_with_too_many_failed_episodes_there_is_no_score(evaluated, tmp_path):
-    with pytest.raises(ConversationsFailed):
-        evaluated("down", "num_examples=2", "solver.deadline_s=2", status=500)
-    assert read_result(tmp_path / "down") is None
 
 
 def test_compare_says_what_is_no_evaluation(tmp_path, capsys):

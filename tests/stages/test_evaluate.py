@@ -106,7 +106,7 @@ def start_script(start_peer, prepared, tokenizer):
     return lambda reply: Script(start_peer, prepared.corpus, tokenizer, reply)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
     """A retrieval service that starts at once."""
 
@@ -164,8 +164,10 @@ def answered(config):
 # --- an endpoint --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_an_endpoints_answers_are_scored_per_hop_count(start_script, compose, capsys):
+def test_an_endpoints_answers_are_asked_greedily_scored_per_hop_count_and_announced_before_the_result(
+    start_script, compose, monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
     script = start_script(lambda question: right(question) if question.hop in (1, 3) else wrong(question))
     config = compose(script)
     run_evaluate(config)
@@ -176,9 +178,14 @@ def test_an_endpoints_answers_are_scored_per_hop_count(start_script, compose, ca
     assert all(row["n"] == 2 and row["failed"] == 0 for row in benchmarks.values())
     assert report_of(config)["averages"]["macro average"]["em"] == 0.5
     assert re.search(r"demo_1hop +2 +1\.000 +\.342–1\.000", capsys.readouterr().out)
+    assert {(body["model"], body["temperature"]) for body in script.peer.requests} == {("served-model", 0.0)}
+    result = read_result(Path(config.run.dir))
+    assert result.figures["demo_1hop"] == 1.0 and result.outputs["answers"].is_file()
+    assert result.tokens > sum(len(body["prompt"]) for body in script.peer.requests)
+    announced = [Path(line["path"]).name for line in read_json_lines(tmp_path / "announced.jsonl")]
+    assert announced == ["answers.jsonl", "report.json", "result.json"]
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_ones_own_questions_are_asked_and_scored_under_the_name_that_they_are_given(
     start_script, compose, prepared, tmp_path
 ):
@@ -193,39 +200,6 @@ def test_ones_own_questions_are_asked_and_scored_under_the_name_that_they_are_gi
     assert sorted(answered(config)) == ["staff exam/0", "staff exam/1"]
 
 
-@pytest.mark.usefixtures("stand_in")
-def test_a_finished_evaluation_has_asked_greedily_and_leaves_a_result_announced_last(
-    start_script, compose, monkeypatch, tmp_path
-):
-    monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
-    script = start_script(right)
-    config = compose(script)
-    run_evaluate(config)
-    assert {(body["model"], body["temperature"]) for body in script.peer.requests} == {("served-model", 0.0)}
-    result = read_result(Path(config.run.dir))
-    assert result.figures["demo_1hop"] == 1.0 and result.outputs["answers"].is_file()
-    assert result.tokens > sum(len(body["prompt"]) for body in script.peer.requests)
-    announced = [Path(line["path"]).name for line in read_json_lines(tmp_path / "announced.jsonl")]
-    assert announced == ["answers.jsonl", "report.json", "result.json"]
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_a_killed_run_asks_only_what_its_journal_lacks(start_script, compose):
-    script = start_script(right)
-    config = compose(script)
-    run_evaluate(config)
-    journal = Path(config.run.dir) / "answers.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    # As a SIGKILL leaves it: five answers whole, the sixth cut off.
-    journal.write_bytes(b"".join(lines[:6]) + lines[6][:40])
-    missing = {json.loads(line)["key"] for line in lines[6:]}
-    script.says(right)
-    run_evaluate(compose(script))
-    assert Counter(script.asked) == Counter(missing)
-    assert len(answered(config)) == len(set(answered(config))) == 8
-
-
-@pytest.mark.usefixtures("stand_in")
 def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_rest(
     start_script, compose, monkeypatch
 ):
@@ -250,7 +224,6 @@ def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_r
     assert not set(script.asked) & set(kept) and len(answered(config)) == len(set(answered(config))) == 8
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_with_too_little_time_for_a_conversation_no_service_is_started(start_script, compose, monkeypatch):
     monkeypatch.setattr(conversations, "ServiceGroup", lambda specs: pytest.fail("a service was started"))
     monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
@@ -261,7 +234,7 @@ def test_with_too_little_time_for_a_conversation_no_service_is_started(start_scr
 
 
 def test_answers_are_kept_whether_more_fewer_or_the_same_questions_are_asked(
-    start_script, compose, stand_in, monkeypatch
+    start_script, compose, monkeypatch
 ):
     script = start_script(right)
     run_evaluate(compose(script))
@@ -280,7 +253,6 @@ def test_answers_are_kept_whether_more_fewer_or_the_same_questions_are_asked(
     assert report_of(more)["benchmarks"]["demo_2hop"]["n"] == 3
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_a_question_that_the_server_fails_is_counted_not_scored_and_asked_again_next_time(
     start_script, compose
 ):
@@ -304,7 +276,6 @@ def test_a_question_that_the_server_fails_is_counted_not_scored_and_asked_again_
     assert report_of(config)["benchmarks"]["demo_4hop"]["em"] == 0.5
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_a_benchmark_whose_questions_all_failed_is_a_dash_in_the_table_and_null_in_the_files(
     start_script, compose, capsys
 ):
@@ -318,7 +289,6 @@ def test_a_benchmark_whose_questions_all_failed_is_a_dash_in_the_table_and_null_
     assert read_result(Path(config.run.dir)).figures["demo_4hop"] is None
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_too_many_failures_stop_the_stage_with_the_cause_and_keep_the_answers(start_script, compose):
     config = compose(start_script(lambda question: 503 if question.hop in (3, 4) else right(question)))
     with pytest.raises(ConversationsFailed, match=r"4 of 8 .*max_failed_share=0\.25(.|\n)*HTTP 503"):
@@ -327,14 +297,12 @@ def test_too_many_failures_stop_the_stage_with_the_cause_and_keep_the_answers(st
     assert read_result(Path(config.run.dir)) is None
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_a_service_that_dies_is_named_with_its_last_words(start_script, compose):
     script = start_script(lambda question: render_tool_call(["Who?"]))
     with pytest.raises(ServiceDied, match=r"service 'retrieval' died: exit code 3(.|\n)*lost the index"):
         run_evaluate(compose(script, "retrieval.deadline_s=3"))
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_answers_under_other_conditions_or_of_another_server_are_not_mixed_in(start_script, compose):
     script, other = start_script(right), start_script(right)
     run_evaluate(compose(script))
@@ -344,7 +312,6 @@ def test_answers_under_other_conditions_or_of_another_server_are_not_mixed_in(st
         run_evaluate(compose(other))
 
 
-@pytest.mark.usefixtures("stand_in")
 def test_a_second_run_of_one_folder_is_refused_and_what_a_killed_run_was_writing_is_removed(
     start_script, compose
 ):
@@ -438,12 +405,6 @@ def test_only_questions_of_the_hop_counts_named_are_asked_and_those_without_one(
         load_questions(config)
 
 
-def test_the_engine_of_rollouts_is_no_matter_of_an_evaluation(prepared):
-    """The loop hands every stage the same overrides; this stage has no part of veRL's to judge."""
-    overrides = [*prepared.overrides(prepared.corpus), "actor_rollout_ref.rollout.name=sglang"]
-    assert "actor_rollout_ref" not in compose_stage("evaluate", overrides)
-
-
 # --- the config ---------------------------------------------------------------------------------------------
 
 
@@ -526,16 +487,6 @@ def test_all_right_or_all_wrong_leaves_an_interval_with_a_width(right, n, low, h
 
 
 SHARES = st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=1, max_size=7)
-
-
-@given(SHARES)
-def test_wilsons_ends_solve_its_equation(drawn):
-    for n, share in drawn:
-        right = round(share * n)
-        for end in wilson(right, n):
-            assert 0 <= end <= 1
-            # The two values p from which the observed share is 1.96 standard errors away (Wilson 1927).
-            assert (right / n - end) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / n, abs=1e-6)
 
 
 @given(SHARES)
