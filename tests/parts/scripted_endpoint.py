@@ -25,16 +25,18 @@ RIVERS = ("Galmir", "Sendra", "Ulvit", "Pelgoth", "Marnes", "Ysker")
 REGIONS = ("Tesk", "Orlund", "Kelm", "Vashti", "Nirrow", "Quend")
 
 
+CORPUS = [
+    {"id": town, "title": town, "text": f"{town} is a town of weavers that lies on the river {river}."}
+    for town, river in zip(TOWNS, RIVERS, strict=True)
+] + [
+    {"id": river, "title": river, "text": f"{river} is a river that rises in the region of {region}."}
+    for river, region in zip(RIVERS, REGIONS, strict=True)
+]
+
+
 def write_towns(folder: Path) -> Path:
-    records = [
-        {"id": town, "title": town, "text": f"{town} is a town of weavers that lies on the river {river}."}
-        for town, river in zip(TOWNS, RIVERS, strict=True)
-    ] + [
-        {"id": river, "title": river, "text": f"{river} is a river that rises in the region of {region}."}
-        for river, region in zip(RIVERS, REGIONS, strict=True)
-    ]
     path = folder / "towns.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    path.write_text("".join(json.dumps(record) + "\n" for record in CORPUS))
     return path
 
 

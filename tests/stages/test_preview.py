@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 
 import pytest
 from made_pairs import prompt
-from scripted_endpoint import KEY, MODEL, RIVERS, scripted_endpoint, write_towns
+from scripted_endpoint import CORPUS, KEY, MODEL, RIVERS, scripted_endpoint, write_towns
 
 from data.examples import Examples
 from data.journal import Journal
 from data.selection import prompts_by_index
 from drzero.cli import main
+from drzero.ops.records import read_json_lines
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.demo_world import demo_notice, is_demo_corpus, is_demo_policy
 from drzero.recipe.compose import compose_stage, resolve
@@ -224,23 +225,15 @@ def config(tmp_path):
 
 def library(request):
     """Finds the one passage that a query names."""
-    passages = [json.loads(line) for line in write_lines()]
-    found = [[p for p in passages if p["title"] == query] for query in request["queries"]]
+    found = [[p for p in CORPUS if p["title"] == query] for query in request["queries"]]
     return {"result": [[{**p, "contents": f"{p['title']}\n{p['text']}"} for p in some] for some in found]}
-
-
-def write_lines():
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as folder:
-        return write_towns(Path(folder)).read_text().splitlines()
 
 
 def rows_about_towns():
     """Prompts of both hop counts, in the words for a capable model."""
     rows = []
-    for index, line in enumerate(write_lines()[:6]):
-        document = "{title}\n{text}".format(**json.loads(line))
+    for index, passage in enumerate(CORPUS[:6]):
+        document = "{title}\n{text}".format(**passage)
         row = prompt(index, 1 + index % 2, document)
         rows.append(row | {"prompt": challenger_messages(document, 1 + index % 2, "full")})
     return rows
@@ -310,8 +303,7 @@ def test_what_an_endpoint_cuts_short_is_lost_and_counted_not_scored(
         endpoint.refuse_from, endpoint.refusal = 14, 422
         with pytest.raises(ConversationsFailed, match="refuses the conversation"):
             play(config, endpoint, start_peer, tmp_path / "lost")
-    kept = [json.loads(line) for line in (tmp_path / "lost" / "samples.jsonl").read_text().splitlines()[1:]]
-    lost = [json.loads(line) for line in (tmp_path / "lost" / "lost.jsonl").read_text().splitlines()[1:]]
+    kept, lost = (read_json_lines(tmp_path / "lost" / f"{name}.jsonl")[1:] for name in ("samples", "lost"))
     assert [record["prompt_index"] for record in kept] == [0]
     assert lost and lost[0]["tokens_out"] > 0 and "HTTP 422" in lost[0]["reason"]
     assert all(record["reward"]["valid"] for record in kept)

@@ -340,9 +340,6 @@ def test_a_prompts_file_of_another_project_is_refused_naming_what_it_lacks(confi
     ("key", "value", "expected"),
     [
         ("gates.benchmarks", ["nowhere.jsonl"], "no benchmark file at nowhere.jsonl"),
-        ("prompts.form", "full", "not worded for this run"),
-        ("partition", 6, "no partition 6 of 5"),
-        ("data.train_files", "nowhere.parquet", "no prompts at nowhere.parquet"),
         ("challenger", "/nowhere", "there is nothing at /nowhere"),
         ("retrieval.embedder", "intfloat/e5-large-v2", "was built with packaged-minilm"),
     ],
