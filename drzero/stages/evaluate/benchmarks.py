@@ -20,9 +20,7 @@ from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.answers import exact_match, f1
 
 
-def benchmark_evaluation(
-    config: DictConfig, model: StageModel
-) -> Evaluation[BenchmarkQuestion, SolverAttempt]:
+def benchmark_evaluation(config: DictConfig, model: StageModel) -> Evaluation:
     """The questions of `benchmarks`, asked as in training."""
     questions = load_questions(config)
     benchmarks = list(dict.fromkeys(question.benchmark for question in questions))

@@ -17,7 +17,7 @@ from environments.row import Row
 from verl_ext.clients.environment_agent import EnvironmentAgent, EpisodeAttempt, fitting
 
 
-def environment_evaluation(config: DictConfig, model: StageModel) -> Evaluation[Row, EpisodeAttempt]:
+def environment_evaluation(config: DictConfig, model: StageModel) -> Evaluation:
     """Rows of the environment's `eval` split, played as in training."""
     taskset, solver = load_taskset(config), config.solver
 

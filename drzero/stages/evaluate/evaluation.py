@@ -3,14 +3,13 @@
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from rich.table import Table
 
 from drzero.stages.evaluate import Records
 
-Job = TypeVar("Job")
-Attempt = TypeVar("Attempt")
+Job, Attempt = Any, Any  # a question and its attempt, or an environment's row and its episode
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Evaluation(Generic[Job, Attempt]):
+class Evaluation:
     """Jobs for one model, and how to run, record and score them."""
 
     jobs: Sequence[Job]

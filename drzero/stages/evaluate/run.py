@@ -53,11 +53,8 @@ def run_evaluate(config: DictConfig) -> None:
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
         greet(config, model)
-        evaluation: Evaluation[Any, Any] = (
-            environment_evaluation(config, model)
-            if config.environment.name
-            else benchmark_evaluation(config, model)
-        )
+        evaluate = environment_evaluation if config.environment.name else benchmark_evaluation
+        evaluation = evaluate(config, model)
         with Journal(folder / ANSWERS, evaluation.conditions) as journal:
             failed = _run_missing(config, evaluation, model, journal)
             wanted = {evaluation.key(job) for job in evaluation.jobs}
@@ -66,7 +63,7 @@ def run_evaluate(config: DictConfig) -> None:
 
 
 def _run_missing(
-    config: DictConfig, evaluation: Evaluation[Any, Any], model: StageModel, journal: Journal
+    config: DictConfig, evaluation: Evaluation, model: StageModel, journal: Journal
 ) -> list[Failed[Any]]:
     done = {record["key"] for record in journal.records}
     total, waiting = len(evaluation.jobs), [job for job in evaluation.jobs if evaluation.key(job) not in done]
@@ -96,7 +93,7 @@ def _run_missing(
 
 def _report(
     config: DictConfig,
-    evaluation: Evaluation[Any, Any],
+    evaluation: Evaluation,
     model: StageModel,
     records: Sequence[dict[str, Any]],
     failed: Sequence[Failed[Any]],
