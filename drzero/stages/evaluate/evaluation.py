@@ -9,7 +9,8 @@ from rich.table import Table
 
 from drzero.stages.evaluate import Records
 
-Job, Attempt = Any, Any  # a question and its attempt, or an environment's row and its episode
+Job = Any  # a question, or an environment's row
+Attempt = Any
 
 
 @dataclass(frozen=True)
