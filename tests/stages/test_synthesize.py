@@ -298,15 +298,17 @@ def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(confi
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "partition", "said"),
     [
-        (lambda rows: rows[5]["extra_info"].update(index=0), r"several rows with extra_info\.index 0"),
-        (lambda rows: rows.__delitem__(slice(2, None)), "2 rows, so partition 3 of 5 is empty"),
+        (lambda rows: rows[5]["extra_info"].update(index=0), 1, r"several rows with extra_info\.index 0"),
+        (lambda rows: rows.__delitem__(slice(2, None)), 3, "2 rows, so partition 3 of 5 is empty"),
     ],
 )
-def test_prompts_of_one_index_and_a_partition_without_a_row_are_refused(config, tmp_path, change, said):
+def test_prompts_of_one_index_and_a_partition_without_a_row_are_refused(
+    config, tmp_path, change, partition, said
+):
     rewrite_prompts(config, tmp_path, change)
-    config.partition = 3
+    config.partition = partition
     with pytest.raises(CheckError, match=said):
         partition_rows(config)
 
