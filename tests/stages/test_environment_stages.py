@@ -232,10 +232,10 @@ def evaluated(compose, start_peer, tiny_model):
         ids = [*tokenizer.encode(str(guess), add_special_tokens=False), tokenizer.eos_token_id]
         return {"choices": [{"text": str(guess), "finish_reason": "stop", "token_ids": ids}]}
 
-    def evaluate(name, *chosen):
+    def evaluate(name, *chosen, env="number"):
         peer = start_peer("/v1/completions", complete, MODELS)
         endpoint = [f"endpoint={peer.url}/v1", f"tokenizer={tiny_model}", "solver.concurrency=4"]
-        config = compose("evaluate", "env=number", f"run.name={name}", *endpoint, *chosen)
+        config = compose("evaluate", f"env={env}", f"run.name={name}", *endpoint, *chosen)
         run_evaluate(config)
         return config, peer
 
@@ -285,7 +285,7 @@ def test_its_report_shows_every_episode_with_what_the_environment_said(evaluated
 
 def test_episodes_that_fail_are_counted_and_are_in_no_score(evaluated, tmp_path):
     (tmp_path / "broken.py").write_text(BROKEN.format(wrong="some"))
-    config, _ = evaluated("some", "env=broken", f"paths.environments={tmp_path}", "num_examples=5")
+    config, _ = evaluated("some", f"paths.environments={tmp_path}", "num_examples=5", env="broken")
     report = report_of(config)
     assert (report["benchmarks"]["broken"]["n"], report["benchmarks"]["broken"]["failed"]) == (4, 1)
     assert report["benchmarks"]["broken"]["reward"] == 0.5
