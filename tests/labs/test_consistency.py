@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fastapi import Request
 from served_model import served
 from solver_rows import solver_row
 from tiny_model import save_tiny_model
@@ -141,7 +142,7 @@ def with_chat(folder, shows):
     app, engine, tokenizer = application(folder)
 
     @app.post("/v1/chat/completions")
-    async def chat(request):
+    async def chat(request: Request):
         body = await request.json()
         ids = render_prompt_ids(tokenizer, shows(body["messages"]), body["tools"])
         made = await engine.generate(ids, SamplingParams(max_tokens=body["max_tokens"], temperature=0))
