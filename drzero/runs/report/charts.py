@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from vl_convert import vegalite_to_png
 
 from drzero.ops.files import atomic_write
-from drzero.runs.report.figures import MOST_POINTS, Estimate, Tally, extremes
+from drzero.runs.report.figures import MOST_POINTS, Estimate, Tally, extremes, stretches
 from drzero.runs.run_folder import Mark, RunFolder
 
 Spec = dict[str, Any]
@@ -182,14 +183,21 @@ def _metric_lines(run: RunFolder, marks: Sequence[Mark], names: Iterable[str]) -
     charts = []
     for name in names:
         title, about, keys = _OF_STEPS[name]
-        rows: list[ChartRow] = [
-            {"step": step, "name": shown, "mean": metrics[key]}
-            for key, shown in keys.items()
-            for step, metrics in run.steps.items()
-            if key in metrics
-        ]
-        charts += _lines(name, title, about, rows, marks, unit=name in _UNIT)
+        rows: list[ChartRow] = []
+        for key, shown in keys.items():
+            values = {step: metrics[key] for step, metrics in run.steps.items() if key in metrics}
+            rows += [{"name": shown, **point} for point in _pooled(values)]
+        band = " Band: smallest and largest"
+        charts += _lines(name, title, about, rows, marks, unit=name in _UNIT, band=band)
     return charts
+
+
+def _pooled(values: Mapping[int, float]) -> Iterator[ChartRow]:
+    """A point for each step, or for a stretch of steps its mean, its smallest and its largest value."""
+    for some in stretches(list(values)):
+        found = [values[step] for step in some]
+        ends = {"low": min(found), "high": max(found), "n": len(found)} if len(values) > MOST_POINTS else {}
+        yield {"since": some[0], "step": some[-1], "mean": fmean(found), **ends}
 
 
 def _lines(
@@ -200,10 +208,17 @@ def _lines(
     marks: Sequence[Mark] = (),
     *,
     unit: bool = False,
+    band: str = " Band: 95 % interval",
 ) -> list[Chart]:
     """A chart for each five names. Values of a `unit` lie between 0 and 1, most of them."""
     return [
-        Chart(name + part, title + place, about + _band(some), _line_spec(some, marks, unit=unit), bool(part))
+        Chart(
+            name + part,
+            title + place,
+            about + _band(band, some),
+            _line_spec(some, marks, unit=unit),
+            bool(part),
+        )
         for part, place, some in _in_fives(rows)
     ]
 
@@ -220,32 +235,31 @@ def _in_fives(rows: Iterable[ChartRow]) -> Iterator[tuple[str, str, list[ChartRo
         yield f"-{first}" * bool(first), place, [row for name in some for row in by[name]]
 
 
-def _band(rows: Iterable[ChartRow]) -> str:
+def _band(what: str, rows: Iterable[ChartRow]) -> str:
     banded = {row["name"] for row in rows if row.get("low") is not None}
     if not banded:
         return ""
     whose = ", of the name that you click in the legend" * (len(banded) > 1)
-    return f" Band: 95 % interval{whose}."
+    return f"{what}{whose}."
 
 
 def _line_spec(rows: Sequence[ChartRow], marks: Sequence[Mark], *, unit: bool) -> Spec:
     by: dict[str, list[ChartRow]] = {}
     for row in rows:
         by.setdefault(row["name"], []).append(row)
-    rows = [row for of in by.values() for row in extremes(of, itemgetter("mean"))]
     steps = {row["step"] for row in rows}
     x, color, y = step_axis(steps), _color("name", rows), _number("mean")
     if unit:
         y["scale"] = {"domain": _unit_domain([row["mean"] for row in rows]), "nice": False}
     elif not any(row["mean"] for row in rows):
         y["scale"] = {"domain": [0, 1]}  # else an axis of nothing but zeros has its only label in the middle
-    tip = _fields(*(("since",) if "since" in rows[0] else ()), "step", "name")
+    tip = _fields("since", "step", "name")
     tip.append({"field": "mean", "format": ".3f", "title": "value"})
     layers: list[Spec] = []
     if any(row.get("low") is not None for row in rows):
         tip += [*_fields("low", "high", format=".3f"), {"field": "n"}]
         layers.append(_one_band(by, color))
-    point = {"size": 45 if len(steps) <= MOST_POINTS else 10, "filled": True}
+    point = {"size": 45 if len(steps) <= MOST_POINTS / 2 else 20, "filled": True}
     line = {"type": "line", "point": point, "strokeWidth": 2}
     layers.append({"mark": line, "encoding": {"y": y, "color": color, "tooltip": tip}})
     layers += _rules(x, ((mark.step, mark) for mark in marks if mark.step is not None))

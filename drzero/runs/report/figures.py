@@ -103,9 +103,13 @@ class Tally:
     def _spans(self) -> dict[int, tuple[int, int]]:
         """The first and the last step of those that a step is pooled with."""
         steps = sorted({step for _, step in self._values})
-        size = -(-len(steps) // MOST_POINTS)
-        stretches = [steps[first : first + size] for first in range(0, len(steps), size or 1)]
-        return {step: (some[0], some[-1]) for some in stretches for step in some}
+        return {step: (some[0], some[-1]) for some in stretches(steps) for step in some}
+
+
+def stretches(steps: Sequence[int]) -> list[Sequence[int]]:
+    """The steps in at most MOST_POINTS stretches, in order."""
+    size = -(-len(steps) // MOST_POINTS) or 1
+    return [steps[first : first + size] for first in range(0, len(steps), size)]
 
 
 def _flags(trajectory: Trajectory, score: float) -> dict[str, bool]:

@@ -104,8 +104,10 @@ def _made(named: Mapping[str, StageState], synthesis: Path | None) -> Iterator[t
 def pairs_by_hop(synthesis: Path) -> Iterator[tuple[str, str]]:
     """How many prompts of each number of hops gave the solver a pair."""
     for hop, counts in (read_object(synthesis / REPORT).get("per_hop") or {}).items():
-        asked = f"{counts.get('accepted', 0)} of {counts.get('prompts', 0)} prompts"
-        yield f"pairs of {hops(int(hop))}", asked
+        yield (
+            f"prompts that gave a pair, {hops(int(hop))}",
+            f"{counts.get('accepted', 0)} of {counts.get('prompts', 0)}",
+        )
 
 
 def _usd(named: Mapping[str, StageState], folders: Mapping[str, Path]) -> dict[str, float | None]:
