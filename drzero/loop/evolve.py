@@ -32,7 +32,7 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import Unfinished, run_supervised
 from drzero.recipe.compose import compose_stage, write_as_run
-from drzero.runs.report.write import reported
+from drzero.runs.report.write import refresh_report, reported
 from drzero.runs.view.follow import following
 from drzero.stages.result import REPORT, RESULT, read_result
 from verl_ext.stop_time import require_time
@@ -99,6 +99,9 @@ def run_loop(arguments: Sequence[str]) -> None:
             run.iteration: Path(configs[run.name].run.dir) for run in plan if run.stage == "evaluate"
         }
         report_scores(evaluated, folder / REPORT)
+        for run in plan:
+            if run.stage in ("challenger", "solver"):  # whose pages did not know the evaluations yet
+                refresh_report(Path(configs[run.name].run.dir))
         last = {run.stage: run for run in plan if run.stage in ("challenger", "synthesize")}
         for run in last.values():
             if examples := read_examples(Path(configs[run.name].run.dir)):

@@ -78,11 +78,41 @@ def use_table(page: Page) -> dict[str, Any]:
     return seen
 
 
+def use_first_screen(page: Page) -> dict[str, Any]:
+    """What the first screen holds, and where its links and its button lead."""
+    height = page.viewport_size["height"] if page.viewport_size else 0
+    bottoms = page.locator(".first h2").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().bottom)"
+    )
+    seen: dict[str, Any] = {"on the first screen": [bottom < height for bottom in bottoms]}
+    seen["folds open"] = page.locator("details.fold").evaluate_all(
+        "all => all.map(one => [one.id, one.open])"
+    )
+    link = page.locator(".asked a").first
+    if link.count():
+        seen["asked"] = link.inner_text()
+        link.click()
+        page.wait_for_selector("#one[open] .turn")
+        seen["opened"] = page.locator("#one .pair dd").first.inner_text()
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#one", state="hidden")
+    if page.locator("#next ~ .command").count():
+        page.click("#next ~ .command button")
+        page.wait_for_function("() => document.querySelector('#next ~ .command button').innerText !== 'copy'")
+        seen["command"] = page.inner_text("#next ~ .command code")
+        seen["copied"] = page.evaluate("navigator.clipboard.readText()")
+    page.click('.contents a[href="#h-about"]')
+    seen["about opens"] = page.locator("#h-about").evaluate("fold => fold.open")
+    page.evaluate("scrollTo(0, 0)")
+    return seen
+
+
 def visit(browser: Browser, path: str, folder: Path) -> dict[str, Any]:
     """Everything that is asserted about one page."""
     seen: dict[str, Any] = {"messages": [], "requests": []}
     # The page's policy forbids `eval`, with which playwright polls. So escaping has to do without the policy.
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=True)
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, bypass_csp=True)
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = context.new_page()
     page.on("console", lambda message: seen["messages"].append(message.text))
     page.on("pageerror", lambda error: seen["messages"].append(str(error)))
@@ -99,6 +129,7 @@ def visit(browser: Browser, path: str, folder: Path) -> dict[str, Any]:
         charts.nth(place).locator("svg path[d]").count() > 0 for place in range(charts.count())
     )
     seen["changed"] = open_changed(page)
+    seen["first"] = use_first_screen(page) if page.locator(".firsts").count() else None
     if page.locator("#rows tbody tr").count():
         seen["table"] = use_table(page)
     context.close()

@@ -80,6 +80,16 @@ def test_a_question_that_changed_opens_as_it_was_before_and_after(seen):
     assert opened == [f"{file} {line}" for line in (3, 4) for file in files]  # won, then lost
 
 
+def test_a_training_page_answers_on_its_first_screen_and_its_links_and_button_work(seen):
+    for name in ("finished", "killed", "hostile", "many"):
+        first = seen[name]["first"]
+        assert first["on the first screen"] == [True] * 4
+        assert first["asked"][:20] and first["opened"].startswith(first["asked"][:20])
+        assert first["copied"] == first["command"].strip() and first["about opens"]
+        assert dict(first["folds open"])["h-checks"]  # each has an alarm, or was killed
+    assert seen["loop"]["first"] is None
+
+
 def test_no_page_says_anything_on_the_console_or_asks_for_anything(seen):
     for page in seen.values():
         assert page["messages"] == []

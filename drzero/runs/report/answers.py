@@ -80,7 +80,7 @@ def _outcome(row: Mapping[str, Any]) -> str:
     right, tried = row.get("attempts_right"), row.get("tried")
     if right is not None and tried:
         return "all" if right >= tried else "some" if right else "none"
-    return f"{row['hop']} {row['failures'] or row['score']}"
+    return "not counted" if row["score"] is None else f"{row['score']:.0f}"
 
 
 def _why(row: Mapping[str, Any]) -> str:
@@ -109,8 +109,8 @@ def troubles(
         found += [
             Trouble(f"{one.question} No: {one.evidence}", one.advice or diagnose, False) for one in failed
         ]
-        bad = [state.name for state in components if not state.good]
-        found += [Trouble(f"not well: {', '.join(bad[:_SHOWN])}", diagnose)] * bool(bad)
+        bad = [] if found else [state.name for state in components if not state.good]
+        found += [Trouble(f"not well: {', '.join(bad[:_SHOWN])}", diagnose, False)] * bool(bad)
     if run.unreadable:
         names = ", ".join([*run.unreadable][:_SHOWN])
         found.append(

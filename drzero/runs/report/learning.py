@@ -48,11 +48,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The answer in a word or two, the sentence that it rests on, and what else was measured."""
+    """The answer in a word or two, the sentence that it rests on, and what else the same record says."""
 
     answer: str  # "yes", "no, it got worse", "in part", "not beyond noise", _FEW, "nothing yet"
     sentence: str
     more: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()  # what records that count less say
 
     @property
     def good(self) -> bool | None:
@@ -75,8 +76,8 @@ def verdict(run: RunFolder, tally: Tally) -> Verdict:
     answer, told = judged(changes)
     others = [change for change in changes if change not in told]
     more = [*map(str, others), *["so few can show no change, however large"] * (answer == _FEW), about]
-    more += [str(change) for _, rest in found if rest is not changes for change in rest]
-    return Verdict(answer, "; ".join(map(str, told)), tuple(more))
+    rest = [str(change) for _, of in found if of is not changes for change in of]
+    return Verdict(answer, "; ".join(map(str, told)), tuple(more), tuple(rest))
 
 
 def judged(changes: Sequence[Change]) -> tuple[str, Sequence[Change]]:

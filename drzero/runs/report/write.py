@@ -48,12 +48,13 @@ def reported(folder: Path) -> Iterator[None]:
     try:
         yield
     except (RunFailed, DataError):  # DataError: a synthesis whose gates refused every pair
-        _write(folder)
+        refresh_report(folder)
         raise
-    _write(folder)
+    refresh_report(folder)
 
 
-def _write(folder: Path) -> None:
+def refresh_report(folder: Path) -> None:
+    """Write the run's report if there is time. A failure is only printed."""
     if seconds_left() < _TAKES_S:
         say("report", f"no time is left for it; `drzero report {folder}` writes it")
         return
