@@ -8,11 +8,12 @@ import pytest
 from made_run import STARTED, challenger_row, challenger_run, conversation, event, lines, solver_row
 
 from drzero.ops.process.lock import HeldLock
-from drzero.runs.report.answers import next_step, troubles
+from drzero.runs.report.answers import asked, next_step, troubles
 from drzero.runs.report.checklist import component_states, training_checks
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.learning import shown_p, verdict
 from drzero.runs.report.machine import machine_of
+from drzero.runs.report.table import TrajectoryTable
 from drzero.runs.report.trajectories import Trajectory, read_trajectories
 from drzero.runs.report.write import write_report
 from drzero.runs.run_folder import RunFolder
@@ -46,7 +47,7 @@ def rewarded(rewards):
     ("rewards", "answer", "sentence"),
     [
         ([], "nothing yet", "No step has a trajectory that counts."),
-        ([0.1], "too few to say", "reward .10 → .10 over 1 steps"),
+        ([0.1], "too few to say", "reward .10 → .10 over 1 step"),
         ([0.1, 0.5, 0.9], "too few to say", "reward .10 → .90 over 3 steps"),
         ([0.1, 0.3, 0.5, 0.9], "too few to say", "reward .10 → .90 over 4 steps"),
         ([0.1, 0.2, 0.3, 0.5, 0.9], "yes", "reward .10 → .90 over 5 steps, p = .017"),
@@ -252,3 +253,28 @@ def test_the_first_screen_shows_hostile_text_as_text_and_each_question_opens_its
     assert 0 < len(opened) <= 3
     for row, reward in zip(opened, re.findall(r"reward (\d\.\d\d)", first), strict=True):
         assert f"{data['rows'][row][score]:.2f}" == reward and "alert(1)" in data["rows"][row][question]
+
+
+def test_the_questions_shown_are_distinct_of_the_last_steps_and_differ_in_outcome():
+    table = TrajectoryTable(9)
+    asked_of = [
+        (1, "old?", 1.5, 2),
+        (2, "good?", 1.4, 1),
+        (2, "good?", 1.4, 1),
+        (3, "easy?", 0.5, 5),
+        (3, "hard?", 0.4, 0),
+    ]
+    for line, (step, question, score, k) in enumerate(asked_of, 1):
+        judged_by = {"score": score, "k": k, "n": 5}
+        table.add(
+            Trajectory(
+                "f", line, "k", Conversation(()), step=step, score=score, reward=judged_by, question=question
+            )
+        )
+    table.finish()
+    assert [(one.question, one.row, one.reward) for one in asked(table)] == [
+        ("easy?", 3, "0.50"),
+        ("hard?", 4, "0.40"),
+        ("good?", 1, "1.40"),
+    ]
+    assert "5 of 5 attempts gave this answer, too easy" in asked(table)[0].why

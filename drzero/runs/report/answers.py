@@ -3,10 +3,10 @@
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from data.examples import spread
+from data.examples import SHOWN, spread
 from drzero.ops.notices import ALARM_KIND
 from drzero.runs.loop_folder import stages
 from drzero.runs.report.checklist import EVERY_SAMPLE, ComponentState, RunCheck
@@ -55,15 +55,19 @@ class Next:
 
 
 def asked(table: TrajectoryTable) -> list[Asked]:
-    """Three questions of the last step whose outcomes differ, the best one first."""
-    last = max((row["step"] or 0 for row in table.listed), default=0)
-    rows = [
+    """Three questions of the last steps whose outcomes differ, the best one first."""
+    opened = [
         (place, row)
         for place, row in enumerate(table.listed)
-        if (row["step"] or 0) == last and row.get("place") is not None and row["question"]
+        if row.get("place") is not None and row["question"]
     ]
-    rows.sort(key=lambda pair: -(pair[1]["score"] or 0))
-    rows = [*{row["question"]: (place, row) for place, row in reversed(rows)}.values()][::-1]
+    opened.sort(key=lambda pair: (-(pair[1]["step"] or 0), -(pair[1]["score"] or 0)))
+    last, distinct = opened[0][1]["step"] if opened else None, dict[str, tuple[int, Mapping[str, Any]]]()
+    for place, row in opened:
+        if row["step"] != last and len(distinct) >= SHOWN:
+            break
+        distinct.setdefault(row["question"], (place, row))
+        last = row["step"]
     return [
         Asked(
             place,
@@ -72,7 +76,7 @@ def asked(table: TrajectoryTable) -> list[Asked]:
             "not counted" if row["score"] is None else f"{row['score']:.2f}",
             _why(row),
         )
-        for place, row in spread(rows, lambda pair: _outcome(pair[1]))
+        for place, row in spread(distinct.values(), lambda pair: _outcome(pair[1]))
     ]
 
 
@@ -87,8 +91,8 @@ def _why(row: Mapping[str, Any]) -> str:
     parts = [f"{row['hop']} hop{'s' * (row['hop'] != 1)}"] if row["hop"] else []
     if row.get("attempts_right") is not None and row.get("tried"):
         parts.append(f"{row['attempts_right']} of {row['tried']} attempts gave this answer")
-    if row["verdict"]:
-        parts.append(row["verdict"])
+    if verdict := row["verdict"].removeprefix("some right").removeprefix("; "):
+        parts.append(verdict)
     if row["failures"]:
         parts.append(row["failures"])
     return ", ".join(parts)
@@ -142,8 +146,15 @@ def _alarms(run: RunFolder) -> Iterator[Trouble]:
         yield Trouble(f"{what}{')' * bool(advice)}{again}", advice)
 
 
-def next_step(run: RunFolder, judged: Verdict) -> Next:
-    """What to do now."""
+def next_step(run: RunFolder, judged: Verdict, wrong: Sequence[Trouble] = ()) -> Next:
+    """What to do now, after what is to be done about something `wrong`."""
+    following = _next_step(run, judged)
+    if run.ending.state == "finished" and any(trouble.grave for trouble in wrong):
+        return replace(following, text=f"First see to what is wrong. Then: {following.text}")
+    return following
+
+
+def _next_step(run: RunFolder, judged: Verdict) -> Next:
     folder = shlex.quote(str(run.folder))
     if run.is_running:
         return Next("Wait for its end. To follow it:", f"drzero top {folder}")

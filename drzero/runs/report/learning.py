@@ -186,11 +186,12 @@ def _trend(name: str, points: Sequence[Estimate]) -> Change:
     part = max(len(points) // 4, 1)
     values = [point.mean for point in points]
     ends = (fmean(values[:part]), fmean(values[-part:]))
+    steps = points[-1].step - points[0].since + 1  # a point of a long run pools some
     few = len(points) < _FEWEST_STEPS
     p = 1.0
     if len(set(values)) > 1:
         p = float(stats.kendalltau(range(len(values)), values).pvalue)
-    return Change(name, *ends, p, 1.0 if few else 0.0, f"over {len(points)} steps")
+    return Change(name, *ends, p, 1.0 if few else 0.0, f"over {steps} step{'s' * (steps != 1)}")
 
 
 def _of_steps(run: RunFolder, tally: Tally) -> str:

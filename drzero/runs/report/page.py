@@ -93,16 +93,16 @@ def _answers(
     """What a training run's page begins with."""
     if run.kind != "training":
         return {"verdict": None}
-    judged = verdict(run, tally)
+    judged, wrong = verdict(run, tally), troubles(run, checks, components)
     return {
         "verdict": judged,
         "asked": asked(table),
         "asked_title": {"hrpo": "What it asked", "grpo": "What it answered"}.get(
             str(run.setting("method")), "What it played"
         ),
-        "troubles": troubles(run, checks, components),
+        "troubles": wrong,
         "counted": counted(tally, checks),
-        "next": next_step(run, judged),
+        "next": next_step(run, judged, wrong),
     }
 
 
