@@ -63,13 +63,13 @@ function nearness({ title, text }, phrase) {
   return has(title) ? 2 : has(text) ? 1.2 : 1;
 }
 
-// Where the words that were found stand in a text with tags.
+// Where the words that were found stand in a text with tags, less "how", "it" and the like.
 function marks(text, found) {
   const ranges = [];
   for (const { 0: word, index: start } of text.matchAll(TAGS_AND_WORDS)) {
     if (word[0] === "<") continue;
     const stem = lunr.stemmer(new lunr.Token(word.toLowerCase())).toString();
-    if (found.has(stem)) ranges.push({ start, end: start + word.length, value: word.length });
+    if (found.has(stem) && lunr.stopWordFilter(word.toLowerCase())) ranges.push({ start, end: start + word.length, value: word.length });
   }
   return ranges;
 }
