@@ -99,19 +99,13 @@ def test_a_script_of_the_users_own_gets_what_drzero_train_would_get(mounts, monk
     assert " ".join(["words:", *folders, "env=mine", "steps=3"]) in console
 
 
-def test_a_call_that_had_ended_is_not_repeated(mounts):
-    request = request_of("list-models")
+def test_a_call_that_had_ended_is_not_repeated_and_a_new_launch_of_the_run_is_run(mounts):
+    request, console = request_of("list-models"), launch_folder("merge_iter1") / "console.log"
     first = run_job(request, volumes())
-    size = (launch_folder("merge_iter1") / "console.log").stat().st_size
-    assert run_job(request, volumes()) == first
-    assert (launch_folder("merge_iter1") / "console.log").stat().st_size == size
-
-
-def test_a_new_launch_of_the_same_run_is_run(mounts):
-    run_job(request_of("list-models"), volumes())
-    size = (launch_folder("merge_iter1") / "console.log").stat().st_size
-    run_job(dataclasses.replace(request_of("list-models"), id="another"), volumes())
-    assert (launch_folder("merge_iter1") / "console.log").stat().st_size > size
+    size = console.stat().st_size
+    assert run_job(request, volumes()) == first and console.stat().st_size == size
+    run_job(dataclasses.replace(request, id="another"), volumes())
+    assert console.stat().st_size > size
 
 
 def test_a_stage_that_fails_is_an_error_that_modal_sees(mounts):

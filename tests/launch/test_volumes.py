@@ -10,11 +10,12 @@ from drzero.launch.volumes import place, volume_names
 WORD = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True)
 
 
-def test_the_shared_names_are_the_guides():
-    assert volume_names({}) == {
-        "corpus": "dr-zero-corpus",
-        "checkpoints": "dr-zero-checkpoints",
-        "cache": "dr-zero-cache",
+@pytest.mark.parametrize(("own", "end"), [({}, ""), ({"EXPERIMENTER": "alice"}, "-alice-default")])
+def test_the_names_are_the_guides(own, end):
+    assert volume_names(own) == {
+        "corpus": f"dr-zero-corpus{end}",
+        "checkpoints": f"dr-zero-checkpoints{end}",
+        "cache": f"dr-zero-cache{end}",
     }
 
 
@@ -22,10 +23,6 @@ def test_the_shared_names_are_the_guides():
 def test_an_experimenter_has_volumes_of_her_own(who, what):
     names = volume_names({"EXPERIMENTER": who, "EXPERIMENT_NAME": what})
     assert names["checkpoints"] == f"dr-zero-checkpoints-{who}-{what}"
-
-
-def test_the_experiments_name_defaults_to_default():
-    assert volume_names({"EXPERIMENTER": "alice"})["corpus"] == "dr-zero-corpus-alice-default"
 
 
 @pytest.mark.parametrize(

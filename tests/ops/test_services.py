@@ -176,33 +176,24 @@ def test_a_supervised_command_that_succeeds_returns_zero_and_leaves_no_daemon(tm
     assert gone(written_pid(tmp_path / "pid"))
 
 
-def test_a_supervised_command_that_fails_is_reported_with_its_first_error(tmp_path):
-    main = command(tmp_path, "import sys; print('step 1'); raise RuntimeError('out of data')", name="trainer")
-    with (
-        ServiceGroup([service(tmp_path, "retrieval")]) as services,
-        pytest.raises(
-            ChildFailed, match="'trainer' failed: exit code 1\nfirst error: RuntimeError: out of data"
-        ),
-    ):
-        run_supervised(main, services)
+LOW = "1 worker(s) were killed due to the node running low on memory"
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("code", "said"),
     [
-        (
-            "1 worker(s) were killed due to the node running low on memory",
-            " (largest other programs: chrome)",
-        ),
-        ("CUDA out of memory", ""),
+        ("raise RuntimeError('out of data')", "failed: exit code 1\nfirst error: RuntimeError: out of data"),
+        ("import os; os.abort()", "'trainer' failed: killed by SIGABRT"),
+        ("raise OSError(28, 'No space left on device')", r"disk full .*trainer\): make.*\nfirst error"),
+        (f"raise RuntimeError({LOW!r})", r"out of memory \(largest other programs: chrome\) \(culprit: "),
+        ("raise RuntimeError('CUDA out of memory')", r"out of memory \(culprit: "),
     ],
+    ids=["first error", "signal", "disk", "memory", "a GPU's memory"],
 )
-def test_a_command_that_lacked_memory_is_reported_with_who_has_it(tmp_path, monkeypatch, error, said):
+def test_a_supervised_command_that_fails_is_reported_with_its_cause(tmp_path, monkeypatch, code, said):
     monkeypatch.setattr(supervisor, "largest_others", lambda own: "chrome")
-    main = command(tmp_path, f"raise RuntimeError({error!r})", name="trainer")
-    with ServiceGroup([]) as services, pytest.raises(ChildFailed) as failed:
-        run_supervised(main, services)
-    assert f"out of memory{said} (culprit: " in str(failed.value)
+    with ServiceGroup([]) as services, pytest.raises(ChildFailed, match=said):
+        run_supervised(command(tmp_path, code, name="trainer"), services)
 
 
 def test_a_command_that_the_kernel_killed_is_reported_with_who_has_the_memory(tmp_path, monkeypatch):
@@ -223,12 +214,6 @@ def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path
     assert str(stopped.value).startswith("'stage' stopped before its work was done; a rerun resumes it")
     kinds = [event["kind"] for event in read_json_lines(tmp_path / EVENTS_FILE)]
     assert OUT_OF_TIME in kinds and "exit" not in kinds
-
-
-def test_a_command_killed_by_a_signal_fails_with_the_signals_name(tmp_path):
-    main = command(tmp_path, "import os; os.abort()")
-    with ServiceGroup([]) as services, pytest.raises(ChildFailed, match="killed by SIGABRT"):
-        run_supervised(main, services)
 
 
 def test_a_service_that_dies_stops_the_command_and_is_blamed(tmp_path):
