@@ -1,7 +1,4 @@
-"""Reads benchmark questions: one benchmark per file, `data_source`, or hop count of a demo world.
-
-`load_benchmark("exam=~/data/questions.jsonl", FieldNames(question="prompt", answers="labels"))`
-"""
+"""Reads benchmark questions: one benchmark per file, `data_source`, or hop count of a demo world."""
 
 import functools
 import hashlib

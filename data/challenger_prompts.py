@@ -1,7 +1,4 @@
-"""Makes the challenger's training file and its held-out split from a corpus.
-
-Hop counts keep the ratio exactly (paper: 4:3:2:1), within each document's longest known chain.
-"""
+"""Makes the challenger's training file and its held-out split from a corpus, in the exact ratio of hops."""
 
 import random
 from collections import Counter

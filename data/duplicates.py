@@ -1,7 +1,4 @@
-"""Duplicates among accepted questions: equal words, or similar embeddings and one answer or document.
-
-The threshold depends on the embedder, since E5 puts any two questions above 0.7: see `measured_cosine`.
-"""
+"""Duplicates among accepted questions: equal words, or similar embeddings and one answer or document."""
 
 import random
 from collections import defaultdict
@@ -77,6 +74,7 @@ def near_duplicates(pair: Pair, accepted: AcceptedQuestions) -> str | None:
 
 def measured_cosine(embed: Embed, *, seed: int = 0, chains_per_hop: int = 100) -> float:
     """Return the cosine that `CAUGHT_SHARE` of a demo world's rephrased questions reach."""
+    # E5 puts any two questions above 0.7, other embedders do not.
     world = generate_world(seed, chains_per_hop=chains_per_hop)
     rng = random.Random(f"{seed}/phrasings")
     asked = [

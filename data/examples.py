@@ -1,7 +1,4 @@
-"""A few accepted and rejected questions for a person to read, spread over hops or reasons for refusal.
-
-`of_selection(selection, prompts, records).rejected[0].reason` says why.
-"""
+"""A few accepted and rejected questions for a person to read, spread over hops or reasons for refusal."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping

@@ -1,7 +1,4 @@
-"""The gates between a synthesized pair and the solver's training data (measured in bench/gates.py).
-
-`Gates(GateSettings(), embed=embed, benchmark_questions=questions).judge(pair)` is {} if it passes.
-"""
+"""The gates between a synthesized pair and the solver's training data (measured in bench/gates.py)."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,4 @@
-"""A journal of long work: one JSON line per finished piece, so that a kill loses only pieces in progress.
-
-`with Journal(path, identity={"model": …, "prompts": …}) as journal: journal.append({"key": 7})`
-"""
+"""A journal of long work: one JSON line per finished piece, so that a kill loses only pieces in progress."""
 
 from __future__ import annotations
 

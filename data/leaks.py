@@ -1,7 +1,4 @@
-"""Whether a question gives its answer away, openly or in disguise. Texts are compared by appearance.
-
-`given_away("Who leads Oslo, Mayor V e l l?", "Vell")` is "spelt letter by letter".
-"""
+"""Whether a question gives its answer away, openly or in disguise. Texts are compared by appearance."""
 
 import re
 import unicodedata

@@ -1,7 +1,4 @@
-"""Estimates how many hops the documents of a corpus can carry, from which documents name others.
-
-A document leads to each one whose title or file name it contains, unless that name is common.
-"""
+"""Estimates how many hops a corpus's documents carry: each leads to those whose title or file name it has."""
 
 import re
 from collections import Counter, defaultdict

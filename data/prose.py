@@ -1,7 +1,4 @@
-"""Which parts of a text can be asked about: sentences, but not code, tables or lists of links.
-
-`prose_share("| B | unsigned_char(bitwise=True) |")` is 0.0.
-"""
+"""Which parts of a text can be asked about: sentences, but not code, tables or lists of links."""
 
 import re
 import unicodedata

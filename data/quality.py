@@ -1,7 +1,4 @@
-"""Reports how well a corpus suits questions: its used and skipped entries, and the hops it carries.
-
-`write_quality(Path("data/quality.json"), quality(prompts, chains, index))`
-"""
+"""Reports how well a corpus suits questions: its used and skipped entries, and the hops it carries."""
 
 import json
 from collections import Counter

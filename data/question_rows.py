@@ -1,7 +1,4 @@
-"""Finds a record's question by the field names of published benchmarks, Search-R1, FlashRAG and this project.
-
-`read_row({"Question": "Who founded Orrin?", "Answer": "Vell"}, FieldNames()).answers` is ("Vell",).
-"""
+"""Finds a record's question by the field names of published benchmarks, FlashRAG and this project."""
 
 import ast
 import calendar

@@ -1,7 +1,4 @@
-"""Search of a corpus as an environment: the solver's task, tool and reward as `env=search`.
-
-`drzero train env=search hardware=cpu model=demo-policy +environment.options.train=QUESTIONS.parquet`
-"""
+"""Search of a corpus as an environment: the solver's task, tool and reward as `env=search`."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,7 +1,4 @@
-"""Async client of the retrieval service: one deadline for all attempts, jittered back-off, clear failures.
-
-`passages = await SearchClient("http://127.0.0.1:8000").retrieve(["who founded Orrin"])`
-"""
+"""Async client of the retrieval service: one deadline for all attempts, jittered back-off, clear failures."""
 
 import asyncio
 import random

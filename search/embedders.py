@@ -1,9 +1,4 @@
-"""Text embedders: any sentence-transformers model, with its prefixes: a missing one silently costs recall.
-
-    vectors = Embedder(EmbedderSpec("packaged-minilm")).encode_queries(["who founded Orrin"])
-
-Texts skip `SentenceTransformer.encode` and its fixed cost per call (bench/README.md, Encoders).
-"""
+"""Text embedders: any sentence-transformers model, with its prefixes: a missing one silently costs recall."""
 
 import hashlib
 import importlib.util
@@ -276,6 +271,7 @@ class Embedder:
         import torch
         from sentence_transformers.util import batch_to_device
 
+        # Not SentenceTransformer.encode, which has a fixed cost per call (bench/README.md, Encoders).
         model = self._model
         with torch.inference_mode():
             # Passed as `prompt` for models that exclude it from pooling; "" suppresses a default prompt.

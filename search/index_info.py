@@ -1,7 +1,4 @@
-"""Ask a retrieval service for its collection, embedder and version (`GET /index`, with the bearer token).
-
-ask_index("https://search.example.com").fingerprint
-"""
+"""Ask a retrieval service for its collection, embedder and version (`GET /index`, with the bearer token)."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,4 @@
-"""The interface between a retrieval service and its index, in either back end (without importing any).
-
-`with closing(index.open()) as store: store.query(embeddings, topk=3)` takes a `ChromaIndex` or `FaissIndex`.
-"""
+"""The interface between a retrieval service and its index, in either back end (without importing any)."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields

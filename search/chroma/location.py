@@ -1,7 +1,4 @@
-"""Where a Chroma is, and how to open it: a folder, or a Chroma server (`chroma run`, Chroma Cloud).
-
-`with connect("https://api.trychroma.com/TENANT/DATABASE") as client` sends the key from CHROMA_API_KEY.
-"""
+"""Where a Chroma is, and how to open it: a folder, or a Chroma server (`chroma run`, Chroma Cloud)."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""A Chroma index: one collection, or shards asked at once. If one shard cannot answer, the query fails.
-
-`with closing(chroma_index(["outputs/corpus/chromadb"], "corpus", shards=4).open()) as store: ...`
-"""
+"""A Chroma index: one collection, or shards asked at once. If one shard cannot answer, the query fails."""
 
 import hashlib
 import heapq

@@ -1,7 +1,5 @@
 """The Chroma store: collections that record which embedder built them (`CollectionInfo`, written last).
 
-    with open_collection("outputs/corpus/chromadb", "corpus") as store: store.query(embeddings, topk=3)
-
 A `Store` refuses another version until a restart: the server's checks and cache are about the first.
 """
 

@@ -1,7 +1,5 @@
 """The passages of a JSONL file by line number, in constant memory.
 
-    with closing(JsonlPassages(Path("wiki-18.jsonl"))) as passages: passages[20_999_999].title
-
 The lines' offsets stay in `.NAME.lines` (8 bytes a line) until the JSONL's size or time changes.
 """
 

@@ -1,7 +1,4 @@
-"""The files of a FAISS index: the index, its passages, and our own build's record. Does not import FAISS.
-
-`find_files("outputs/corpus/faiss")` is our own, `find_files("e5.index", "wiki-18.jsonl")` a prebuilt one.
-"""
+"""The files of a FAISS index: the index, its passages, and our own build's record. Does not import FAISS."""
 
 import hashlib
 from dataclasses import dataclass

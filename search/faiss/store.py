@@ -1,7 +1,5 @@
 """The FAISS store: any index over unit vectors whose row i is line i of a JSONL corpus.
 
-    with closing(FaissIndex("wiki/e5_Flat.index", "wiki/wiki-18.jsonl").open()) as store: ...
-
 The files are mapped into memory. Each query first checks them, and refuses a replaced index until a restart.
 """
 

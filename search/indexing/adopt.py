@@ -1,7 +1,4 @@
-"""Take over a collection that another tool wrote, if its vectors are our embedder's.
-
-adopt("my/chromadb", "papers", EmbedderSpec("intfloat/e5-large-v2"))
-"""
+"""Take over a collection that another tool wrote, if its vectors are our embedder's."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Find where to cut a text: after sections, paragraphs or sentences, not in a fence or table that fits.
-
-`cut = Boundaries(text, markdown=True).cut(start, most, fits)`
-"""
+"""Find where to cut a text: after sections, paragraphs or sentences, not in a fence or table that fits."""
 
 import re
 from bisect import bisect_left, bisect_right

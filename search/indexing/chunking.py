@@ -1,7 +1,5 @@
 """Split documents into chunks that the embedder reads in full, prefix, title and special tokens included.
 
-    Chunker(Embedder(spec), Chunking(tokens=256, overlap=32)).split(document)
-
 A chunk begins with the last sentences or words of the one before, so that a fact at the cut stays complete.
 """
 

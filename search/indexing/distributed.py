@@ -1,9 +1,4 @@
-"""Embed with several GPUs, cores or machines, through Ray. Machines need no shared file system.
-
-    RAY_ADDRESS=head:6379 python -m search.index … --workers 64
-
-Without RAY_ADDRESS a private Ray starts on 127.0.0.1.
-"""
+"""Embed with several GPUs, cores or machines, through Ray. Machines need no shared file system."""
 
 import logging
 import os

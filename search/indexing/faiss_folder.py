@@ -1,7 +1,5 @@
 """Write a FAISS index folder (index, passages, record) from the journal of an index build.
 
-    build(corpus, FaissFolder(Path("outputs/corpus/faiss"), "flat"), EmbedderSpec("packaged-minilm"))
-
 Flat and HNSW give back unchanged vectors. PQ holds codes, so an update embeds its corpus again.
 """
 

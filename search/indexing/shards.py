@@ -1,7 +1,5 @@
 """Build or update an index: one collection or FAISS folder, or shards that are built and resumed one by one.
 
-    report = build_index("corpus.jsonl", "chromadb", "wiki", EmbedderSpec("packaged-minilm"))
-
 Each shard records the version of the whole, so that shards of two versions never serve as one index.
 """
 

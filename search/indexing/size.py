@@ -1,7 +1,4 @@
-"""Estimate an index's memory, disk and hours, within `FACTOR` from some thousand chunks on.
-
-`IndexSize(chunks=21_000_000, dimension=768, text_bytes=21_000_000 * 650).serving_bytes`
-"""
+"""Estimate an index's memory, disk and hours, within `FACTOR` from some thousand chunks on."""
 
 import math
 from dataclasses import dataclass

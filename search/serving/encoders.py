@@ -1,7 +1,4 @@
-"""Encoder replicas: processes with the embedding model, which would hold the server's Python lock.
-
-`async with EncoderPool(spec, replicas=2, threads=1, metrics=metrics) as pool: await pool.encode(["who …"])`
-"""
+"""Encoder replicas: processes with the embedding model, which would hold the server's Python lock."""
 
 import asyncio
 import logging

@@ -1,9 +1,4 @@
-"""The service without HTTP: cache, single flight, batches, deadline, canary query.
-
-    (hits,) = await Retrieval(store, encoders, Metrics()).search(["who founded Orrin"], topk=3)
-
-Failures are not cached. Answers become JSON in the index thread, so a cached one costs a join of bytes.
-"""
+"""The service without HTTP: cache, single flight, batches, deadline, canary. Failures are not cached."""
 
 import asyncio
 import sys
@@ -171,6 +166,7 @@ class Retrieval:
             )
 
     def _find(self, vectors: np.ndarray, topk: int) -> list[Hits]:
+        # JSON is made here, in the index thread, so that a cached answer costs a join of bytes.
         return [
             Hits(tuple(_to_json(hit["document"]) for hit in hits), tuple(hit["score"] for hit in hits))
             for hits in self.store.query(vectors, topk)

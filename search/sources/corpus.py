@@ -1,7 +1,4 @@
-"""A whole source: its documents one at a time, and all its faults.
-
-`for number, document in Corpus("papers.jsonl", fields=Fields(text="abstract")).read(reading := Reading())`
-"""
+"""A whole source: its documents one at a time, and all its faults."""
 
 import glob
 import os

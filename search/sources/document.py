@@ -1,7 +1,4 @@
-"""One document of a corpus, which fields of a record are its text, title and id, and a corpus's faults.
-
-Fields(text="definition", title="headword").document({"headword": "bit", "definition": "…"}, origin)
-"""
+"""One document of a corpus, which fields of a record are its text, title and id, and a corpus's faults."""
 
 import hashlib
 import json

@@ -1,9 +1,4 @@
-"""A source's files (a file, a folder at any depth, or a glob), and how to open one.
-
-    for file in files_of("notes/**/*.md", print): file.path, file.kind, file.id
-
-Nothing here is recursive: folders can be deeper than Python's stack.
-"""
+"""A source's files (a file, a folder at any depth, or a glob), and how to open one."""
 
 import codecs
 import glob
@@ -87,6 +82,7 @@ def _below(path: Path, root: Path, left_out: Callable[[Path], object]) -> Iterat
 
 
 def _walk(folder: Path) -> Iterator[Path]:
+    # Not recursive: folders can be deeper than Python's stack.
     # Only the names on the way to one folder are in memory, not the whole tree's.
     way = [iter([(folder, True)])]
     while way:

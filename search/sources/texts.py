@@ -1,7 +1,5 @@
 """Files with one document each: plain text, Markdown, html and reStructuredText.
 
-    title, text, is_markdown = read_document(SourceFile(Path("docs/guide.html"), "guide.html"), Hints())
-
 The title is the text's own first heading, else the page's head or front matter, else the file's name.
 """
 
