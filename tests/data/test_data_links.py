@@ -18,10 +18,8 @@ def test_a_chain_has_the_documents_that_can_be_reached_one_after_the_other():
 
 
 def test_two_that_name_each_other_are_a_chain_of_two():
-    assert chain_lengths([("1", "Orrin", "Near Teverly."), ("2", "Teverly", "Near Orrin.")]) == {
-        "1": 2,
-        "2": 2,
-    }
+    pair = [("1", "Orrin", "Near Teverly."), ("2", "Teverly", "Near Orrin.")]
+    assert chain_lengths(pair) == {"1": 2, "2": 2}
 
 
 def test_a_chunk_leads_where_its_own_text_does_and_on_from_any_chunk_of_a_document():
@@ -38,33 +36,26 @@ def test_a_chunk_leads_where_its_own_text_does_and_on_from_any_chunk_of_a_docume
 
 
 @pytest.mark.parametrize(
-    ("text", "leads"),
+    ("text", "name", "title", "leads"),
     [
-        ("See [the hooks](../Reference/Hooks.md#onready).", True),  # the file's name
-        ("Several hooks are called.", False),  # one word counts to the letter
-        ("See lifecycle HOOKS there.", True),  # several in any case
-        ("See the Lifecycle.", False),
+        ("See [the hooks](../Reference/Hooks.md#onready).", "Reference/Hooks.md", "Lifecycle Hooks", True),
+        (
+            "Several hooks are called.",
+            "Reference/Hooks.md",
+            "Lifecycle Hooks",
+            False,
+        ),  # one word to the letter
+        ("See lifecycle HOOKS there.", "Reference/Hooks.md", "Lifecycle Hooks", True),  # several in any case
+        ("See the Lifecycle.", "Reference/Hooks.md", "Lifecycle Hooks", False),
+        # The name of a file that is a plain word counts with its suffix.
+        ("A functional style.", "functional.md", "Functional Programming", False),
+        ("See functional.md.", "functional.md", "Functional Programming", True),
+        ("See [it](./functional.md#lambda).", "functional.md", "Functional Programming", True),
     ],
 )
-def test_a_name_is_a_title_or_a_files_name(text, leads):
-    entries = [
-        ("a.md", "Start", text),
-        ("Reference/Hooks.md", "Lifecycle Hooks", "They are called in order."),
-    ]
+def test_a_name_is_a_title_or_a_files_name(text, name, title, leads):
+    entries = [("a.md", "Start", text), (name, title, "It has several.")]
     assert chain_lengths(entries)["a.md"] == 1 + leads
-
-
-@pytest.mark.parametrize(
-    ("text", "leads"),
-    [
-        ("A functional style.", False),
-        ("See functional.md.", True),
-        ("See [it](./functional.md#lambda).", True),
-    ],
-)
-def test_a_files_name_that_is_a_plain_word_counts_with_its_suffix(text, leads):
-    entries = [("start.md", "Start", text), ("functional.md", "Functional Programming", "It has functions.")]
-    assert chain_lengths(entries)["start.md"] == 1 + leads
 
 
 def test_a_name_that_is_everywhere_leads_nowhere():
@@ -74,7 +65,7 @@ def test_a_name_that_is_everywhere_leads_nowhere():
 
 @pytest.mark.parametrize(("name", "leads"), [("memory", False), ("Memory", True), ("core memory", True)])
 def test_a_plain_word_of_more_than_one_entry_in_two_hundred_leads_nowhere(name, leads):
-    """30 of 1,000 entries have it: too many for a word of the language, few for a name."""
+    # 30 of 1,000 entries have it: too many for a word of the language, few for a name.
     entries = [(str(n), f"Term {n:03d}", f"It has {name}." if n < 30 else "A term.") for n in range(1000)]
     assert chain_lengths([*entries, ("m", name, "Where data is.")])["0"] == 1 + leads
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_pairs import PASSAGE, pair, search
+from made_pairs import DOCUMENT, PASSAGE, pair, search
 
 from bench.gates import ALL_FAULTS, count_caught, false_alarms, gates_for, replace_section
 from bench.planted_faults import FAULTS, clean_pairs
 from bench.planted_wording import ORDINARY
 from data.benchmarks import BenchmarkQuestion
 from data.contamination import DEFAULT_NGRAM, OverlapIndex, contamination
-from data.duplicates import AcceptedQuestions, Embed, duplicates, measured_cosine, near_duplicates
+from data.duplicates import AcceptedQuestions, duplicates, measured_cosine, near_duplicates
 from data.errors import DataError
 from data.gates import Gates, GateSettings, evidence, hops, integrity
 from data.pairs import Pair
@@ -44,55 +44,40 @@ def letters(texts: Sequence[str]) -> np.ndarray:
 # --- evidence ----------------------------------------------------------------------------------------------
 
 
-def test_an_answer_in_the_document_has_evidence():
-    assert evidence(pair(answer="galmir.")) is None
-
-
-def test_an_answer_in_a_retrieved_passage_has_evidence():
-    assert evidence(pair("In which region does it rise?", "Tesk", search(), hop=2)) is None
-
-
-def test_an_answer_in_no_text_has_no_evidence():
-    assert (evidence(pair(answer="Tesk")) or "").startswith("evidence: the answer is neither")
-
-
-def test_part_of_a_word_is_no_evidence():
-    assert evidence(pair(answer="Galm")) is not None
-
-
-@pytest.mark.parametrize("answer", ["yes", "No."])
-def test_yes_and_no_need_every_name_of_their_question_in_a_text(answer):
-    assert evidence(pair("Does Drosken lie on a river?", answer)) is None
-    assert evidence(pair("Does Drosken lie on the Tesk?", answer)) is not None
-    assert evidence(pair("Does Drosken lie on the Tesk?", answer, search(), hop=2)) is None
+NEITHER = "the answer is neither in the document nor in a retrieved passage"
+NOTHING = "neither the document nor a retrieved passage has anything that the question names"
+GUESS = "no text has some name of the question, so yes or no is a guess"
+QUERIES = ("Zolvan", "Drosken")
+ECHOED = search(queries=QUERIES, response=format_passages(QUERIES, [[PASSAGE], [PASSAGE]]))
+FAILED = (search(failed=True), search(response="[1] Kelm: a region"))
+RIVER = "On which river does Drosken lie?"
 
 
 @pytest.mark.parametrize(
-    "question", ["What is the capital of France?", "Xbar qux blorf zindle?", "which queen wrote poems?"]
-)
-def test_a_question_about_nothing_that_was_read_has_no_evidence(question):
-    assert "anything that the question names" in (evidence(pair(question)) or "")
-
-
-@pytest.mark.parametrize(
-    "question",
+    ("question", "answer", "searches", "reason"),
     [
-        *("Which Droskener river is it?", "on which river is the town?", "挪威的首都是哪里？", "Who was it?"),
-        "Did Napoleon see the river of Drosken?",
+        (RIVER, "galmir.", (), None),
+        (RIVER, "Tesk", (), NEITHER),
+        (RIVER, "Galm", (), NEITHER),  # part of a word
+        ("In which region does it rise?", "Tesk", (search(),), None),
+        ("Where?", "Tesk", FAILED, NEITHER),
+        ("Who leads Drosken?", "Zolvan", (ECHOED,), NEITHER),  # the query above its passages
+        *(("Does Drosken lie on a river?", answer, (), None) for answer in ("yes", "No.")),
+        *(("Does Drosken lie on the Tesk?", answer, (), GUESS) for answer in ("yes", "No.")),
+        *(("Does Drosken lie on the Tesk?", answer, (search(),), None) for answer in ("yes", "No.")),
+        ("What is the capital of France?", "Galmir", (), NOTHING),
+        ("Xbar qux blorf zindle?", "Galmir", (), NOTHING),
+        ("which queen wrote poems?", "Galmir", (), NOTHING),
+        ("Which Droskener river is it?", "Galmir", (), None),
+        ("on which river is the town?", "Galmir", (), None),
+        ("挪威的首都是哪里？", "Galmir", (), None),
+        ("Who was it?", "Galmir", (), None),
+        ("Did Napoleon see the river of Drosken?", "Galmir", (), None),
     ],
 )
-def test_a_question_that_names_one_thing_that_was_read_has_evidence(question):
-    assert evidence(pair(question)) is None
-
-
-def test_passages_of_a_failed_search_are_no_evidence():
-    assert evidence(pair("Where?", "Tesk", search(failed=True), search(response="[1] Kelm: a region"), hop=2))
-
-
-def test_a_query_repeated_above_its_passages_is_no_evidence():
-    queries = ("Zolvan", "Drosken")
-    echoed = search(queries=queries, response=format_passages(queries, [[PASSAGE], [PASSAGE]]))
-    assert evidence(pair("Who leads Drosken?", "Zolvan", echoed, hop=2)) is not None
+def test_evidence_is_an_answer_and_the_questions_names_in_what_was_read(question, answer, searches, reason):
+    found = evidence(pair(question, answer, *searches, hop=1 + bool(searches)))
+    assert found == (reason and f"evidence: {reason}")
 
 
 # --- hops --------------------------------------------------------------------------------------------------
@@ -145,7 +130,7 @@ def test_an_answer_in_its_own_document_takes_one_hop():
         ("Drosken lies on a river.", "Galmir", "does not ask"),
         ("On which river does {town} lie?", "Galmir", "the question has a placeholder"),
         ("On which river does Drosken lie?", "[insert answer]", "the answer has a placeholder"),
-        ("On which river does Drosken lie?", "one two three four five six", "6 words, at most 5"),
+        ("On which river does Drosken lie?", "the one two three four five six", "6 words, at most 5"),
         ("On which river does Drosken lie?", "?!", "has no words"),
         ("Which town lies on the Galmir?", "It's", "names nothing"),
         ("Which town lies on the Galmir?", "these ones", "names nothing"),
@@ -154,10 +139,6 @@ def test_an_answer_in_its_own_document_takes_one_hop():
 def test_integrity_names_what_is_wrong(question, answer, reason):
     found = integrity(pair(question, answer), max_answer_words=5) or ""
     assert found.startswith("integrity: ") and reason in found
-
-
-def test_articles_do_not_lengthen_an_answer():
-    assert integrity(pair(answer="the one, the two"), max_answer_words=2) is None
 
 
 # --- contamination -----------------------------------------------------------------------------------------
@@ -292,17 +273,11 @@ def test_a_long_question_without_spaces_is_counted_by_its_characters(length, rea
     )
 
 
-def test_without_benchmarks_nothing_is_contaminated():
-    assert contamination(pair(), known()) is None
-
-
 # --- duplicates --------------------------------------------------------------------------------------------
 
 
-def index_of(
-    accepted: list[Any], candidate: Any, cosine: float = 0.9, embed: Embed | None = letters
-) -> AcceptedQuestions:
-    index = AcceptedQuestions([*accepted, candidate], embed, cosine)
+def index_of(accepted: list[Any], candidate: Any, cosine: float = 0.9) -> AcceptedQuestions:
+    index = AcceptedQuestions([*accepted, candidate], letters, cosine)
     for one in accepted:
         index.add(one)
     return index
@@ -321,40 +296,38 @@ def test_the_same_words_are_a_duplicate_whatever_the_answer(question, other):
     assert duplicates(again, index_of([pair(question)], again)) == "duplicates: prompt 0 asks the same"
 
 
-def test_other_words_are_no_duplicate():
-    other = pair("Which river flows past Drosken?", index=1)
-    assert duplicates(other, index_of([pair()], other)) is None
+OTHER, REPHRASED = "Which river flows past Drosken?", "Does Drosken lie on which river?"
 
 
-def test_close_questions_with_one_answer_are_near_duplicates():
-    other = pair("Does Drosken lie on which river?", "the galmir", index=1)
-    assert (near_duplicates(other, index_of([pair()], other)) or "").startswith("near_duplicates: prompt 0 ")
+def cosine_of(question: str) -> float:
+    """The cosine of a question with every pair's own."""
+    return float((letters([question]) @ letters([pair().question]).T).item())
 
 
-def test_close_questions_with_different_answers_are_so_only_about_one_document():
-    question = "Does Drosken lie on which river?"
-    conflicting = pair(question, "Kelm", index=1)
-    assert near_duplicates(conflicting, index_of([pair()], conflicting)) is not None
-    elsewhere = pair(question, "Kelm", index=1, document="Another town")
-    assert near_duplicates(elsewhere, index_of([pair()], elsewhere)) is None
-
-
-@pytest.mark.parametrize(("answer", "same"), [("the river Galmir", True), ("Kelm", False)])
-def test_answers_without_a_common_word_need_closer_questions(answer, same):
-    other = pair("Which river flows past Drosken?", answer, index=1)
-    cosine = float((letters([other.question]) @ letters([pair().question]).T).item())
-    assert (near_duplicates(other, index_of([pair()], other, cosine - 0.001)) is not None) == same
-
-
-def test_the_cosine_decides():
-    other = pair("Which river flows past Drosken?", index=1)
-    similarity = float(np.prod([letters([other.question]), letters([pair().question])], axis=0).sum())
-    assert near_duplicates(other, index_of([pair()], other, similarity - 0.001)) is not None
-    assert near_duplicates(other, index_of([pair()], other, similarity + 0.001)) is None
+@pytest.mark.parametrize(
+    ("question", "answer", "document", "cosine", "same"),
+    [
+        (REPHRASED, "the galmir", DOCUMENT, 0.9, True),
+        (REPHRASED, "Kelm", DOCUMENT, 0.9, True),
+        (REPHRASED, "Kelm", "Another town", 0.9, False),
+        (OTHER, "Galmir", DOCUMENT, cosine_of(OTHER) - 0.001, True),
+        (OTHER, "Galmir", DOCUMENT, cosine_of(OTHER) + 0.001, False),
+        # Answers without a common word need closer questions.
+        (OTHER, "the river Galmir", DOCUMENT, cosine_of(OTHER) - 0.001, True),
+        (OTHER, "Kelm", DOCUMENT, cosine_of(OTHER) - 0.001, False),
+    ],
+)
+def test_close_questions_are_near_duplicates_with_one_answer_or_about_one_document(
+    question, answer, document, cosine, same
+):
+    other = pair(question, answer, index=1, document=document)
+    index = index_of([pair()], other, cosine)
+    assert duplicates(other, index) is None
+    assert (near_duplicates(other, index) or "").startswith("near_duplicates: prompt 0 ") == same
 
 
 def test_only_accepted_questions_count():
-    first, other = pair(), pair("Does Drosken lie on which river?", index=1)
+    first, other = pair(), pair(REPHRASED, index=1)
     index = AcceptedQuestions([first, other], letters, 0.9)
     assert duplicates(other, index) is None and near_duplicates(other, index) is None
 
@@ -412,19 +385,6 @@ def test_every_reason_begins_with_the_name_of_its_gate():
     reasons = gates.judge(bad) | gates.judge_across(bad, accepted)
     assert list(reasons) == [*gates.per_pair, *gates.across_pairs]
     assert all(reason.startswith(f"{name}: ") for name, reason in reasons.items())
-
-
-@given(QUESTIONS, st.sampled_from(["galmir", "kelm", "yes", "zolvan tarmek"]), st.integers(1, 4))
-def test_judging_twice_changes_nothing(question, answer, hop):
-    gates = Gates(
-        GateSettings(near_duplicate_cosine=0.9),
-        embed=letters,
-        benchmark_questions=[benchmark_question("who wrote drosken")],
-    )
-    one = pair(question, answer, search(), hop=hop)
-    accepted = gates.accepted([one])
-    assert gates.judge(one) == gates.judge(one)
-    assert gates.judge_across(one, accepted) == gates.judge_across(one, accepted) == {}
 
 
 # --- planted faults ----------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Challenger prompts: ratio, cycling, cutting, and the parquet contract as veRL's own dataset reads it."""
 
-import json
 import random
 import unicodedata
 from collections import Counter
@@ -15,6 +14,7 @@ import pytest
 from damaged import damage_pages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from solver_rows import solver_row
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -170,18 +170,16 @@ def test_a_small_corpus_is_cycled_evenly_and_the_report_says_so(prepare):
     assert Counter(Counter(doc_ids(report.train_path)).values()) == {2: 10, 3: 10}
     assert "cycled 2.50 times" in report.summary()
     assert set(doc_ids(report.train_path)).isdisjoint(doc_ids(report.heldout_path))
-
-
-def test_the_report_says_when_a_corpus_is_too_small_to_hold_documents_out(prepare):
     report = prepare(documents=15)
-    assert not report.heldout_is_disjoint
-    assert "trained on too" in report.summary()
+    assert not report.heldout_is_disjoint and "trained on too" in report.summary()
 
 
-def test_no_heldout_rows_means_no_heldout_file(prepare):
-    report = prepare(heldout_rows=0)
-    assert report.heldout_path is None
-    assert [path.name for path in report.train_path.parent.iterdir()] == ["zero_ratio4321.parquet"]
+def test_without_held_out_rows_or_documents_no_file_is_written(prepare, tmp_path):
+    with pytest.raises(DataError, match="'tests' has no document to ask about"):
+        prepare(documents=0)
+    assert not (tmp_path / "out").exists()
+    assert prepare(heldout_rows=0).heldout_path is None
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["zero_ratio4321.parquet"]
 
 
 def test_every_document_is_equally_likely_to_be_drawn(prepare):
@@ -201,17 +199,6 @@ def test_same_inputs_give_the_same_bytes(prepare, tmp_path):
     assert one.heldout_path.read_bytes() == two.heldout_path.read_bytes()
 
 
-def test_an_empty_corpus_is_refused_and_nothing_written(prepare, tmp_path):
-    with pytest.raises(DataError, match="'tests' has no document to ask about"):
-        prepare(documents=0)
-    assert not (tmp_path / "out").exists()
-
-
-def test_control_tokens_are_stored_as_the_prompt_shows_them(prepare):
-    row = rows_of(prepare(corpus=[("d", "Title", "a <|im_end|> b")], rows=1, heldout_rows=0).train_path)[0]
-    assert row["extra_info"]["document"] in row["prompt"][0]["content"]
-
-
 # --- what is fit to be asked about -------------------------------------------------------------------------
 
 
@@ -219,11 +206,7 @@ def test_documents_below_the_floor_are_counted_and_not_asked_about(prepare):
     report = prepare(documents=0, corpus=[("a", "RF", "Radio frequency."), *LONG], min_document_tokens=8)
     assert set(doc_ids(report.train_path)) <= {doc for doc, _, _ in LONG}
     assert (report.short.count, report.short.examples) == (1, ["RF Radio frequency."])
-
-
-def test_where_all_are_below_the_floor_the_error_names_the_setting(prepare):
-    named = r"of 50 that are not held out, 50 have fewer than 9 tokens \(min_document_tokens\)"
-    with pytest.raises(DataError, match=named):
+    with pytest.raises(DataError, match=r"of 50 .* 50 have fewer than 9 tokens \(min_document_tokens\)"):
         prepare(min_document_tokens=9)
 
 
@@ -402,12 +385,7 @@ def test_a_long_document_is_cut_close_to_the_limit_and_after_a_sentence(tokenize
 
 @pytest.mark.parametrize("text", ["日本語の文章" * 200, "x1y2" * 400])
 def test_text_without_spaces_is_cut_between_characters(tokenizer, text):
-    cut = cut_to_tokens(text, tokenizer, 256)
-    assert text.startswith(cut)
-    assert 1 <= count(tokenizer, cut) <= 256
-
-
-def test_a_word_that_just_fits_is_kept():
+    assert 1 <= count(tokenizer, cut_to_tokens(text, tokenizer, 256)) <= 256
     assert cut_to_tokens("one two three four", word_tokenizer(), 2) == "one two"
 
 
@@ -433,7 +411,7 @@ def test_a_prompt_shows_every_chunk_whole(tokenizer, sentences):
 
 
 def test_rows_follow_the_contract(prepare):
-    report = prepare()
+    report = prepare(corpus=[(f"d{n}", "Title", f"a <|im_end|> {n}") for n in range(50)])
     for index, row in enumerate(rows_of(report.train_path)):
         extra = row["extra_info"]
         assert row["data_source"] == f"search_zero_{extra['hop']}"
@@ -462,18 +440,11 @@ def test_verls_dataset_reads_the_rows(prepare, smollm2_tokenizer, tmp_path):
     assert row["reward_model"]["ground_truth"]["target"] is None
 
 
-def solver_row(row: dict[str, Any]) -> dict[str, Any]:
-    copy = json.loads(json.dumps(row))
-    copy["data_source"] = "search_zero"
-    copy["reward_model"]["ground_truth"]["target"] = ["Drosken"]
-    return copy
-
-
 def test_rows_with_and_without_target_share_a_schema(prepare, tmp_path):
-    row = rows_of(prepare().train_path)[0]
-    write_training_rows(tmp_path / "mixed.parquet", [row, solver_row(row)])
-    write_training_rows(tmp_path / "plain.parquet", [row])
-    assert rows_of(tmp_path / "mixed.parquet") == [row, solver_row(row)]
+    rows = [rows_of(prepare().train_path)[0], solver_row(0, "train", "Vell")]
+    write_training_rows(tmp_path / "mixed.parquet", rows)
+    write_training_rows(tmp_path / "plain.parquet", rows[:1])
+    assert rows_of(tmp_path / "mixed.parquet") == rows
     assert pq.read_schema(tmp_path / "plain.parquet") == pq.read_schema(tmp_path / "mixed.parquet")
 
 
@@ -579,16 +550,3 @@ def test_values_written_in_wider_types_or_all_null_are_read(tmp_path):
     table = pa.table({"reward_model": pa.array(rows, truth), "ability": pa.nulls(1)})
     pq.write_table(table, tmp_path / "t.parquet", store_schema=True)
     assert read_parquet(tmp_path / "t.parquet", table.column_names).to_pylist() == table.to_pylist()
-
-
-def test_a_file_without_rows_is_read(tmp_path):
-    pq.write_table(TRAINING_SCHEMA.empty_table(), tmp_path / "t.parquet")
-    assert len(read_parquet(tmp_path / "t.parquet")) == 0
-
-
-def test_the_schema_has_no_empty_struct():
-    def structs(kind: pa.DataType) -> list[pa.StructType]:
-        inner = [kind.field(i).type for i in range(kind.num_fields)]
-        return [t for t in [kind] if pa.types.is_struct(t)] + [s for t in inner for s in structs(t)]
-
-    assert all(s.num_fields for field in TRAINING_SCHEMA for s in structs(field.type))

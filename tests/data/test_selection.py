@@ -52,13 +52,6 @@ def test_the_best_sample_is_taken(records):
     assert [pair.sample for pair in choose([prompt()], records).accepted] == [1]
 
 
-def test_prompts_are_answered_in_index_order():
-    prompts = [prompt(index) for index in (2, 0, 1)]
-    records = [record(last_turn(f"Which river is number {i} of all?"), prompt_index=i) for i in range(3)]
-    accepted = choose(prompts, records, near_duplicates=False).accepted
-    assert [pair.prompt_index for pair in accepted] == [0, 1, 2]
-
-
 # --- rejections --------------------------------------------------------------------------------------------
 
 
@@ -115,13 +108,6 @@ def test_a_sample_that_was_not_taken_makes_no_duplicates():
         record(last_turn("Which water is it at Drosken town?"), prompt_index=1),
     ]
     assert len(choose([prompt(0), prompt(1)], records).accepted) == 2
-
-
-def test_a_gate_that_is_off_refuses_nothing():
-    records = [record(last_turn()), record(last_turn(), prompt_index=1)]
-    off = choose([prompt(0), prompt(1)], records, duplicates=False, near_duplicates=False)
-    assert len(off.accepted) == 2
-    assert "duplicates" not in off.counts["gates"]
 
 
 # --- counts and bad input ----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from made_pairs import pair, prompt, search
 
@@ -223,31 +223,6 @@ def test_pairing_refuses_every_planted_fault(fault, written, tmp_path):
     for number, faulty in enumerate(damaged(rows, fault, 5, seed=0)):
         with pytest.raises(PairingError):
             check(save(faulty, tmp_path / f"{number}.parquet"), pairs)
-
-
-FIELDS = [
-    ("extra_info", "question"),
-    ("extra_info", "document"),
-    ("extra_info", "doc_id"),
-    ("metadata", "document_sha256"),
-    ("metadata", "trajectory"),
-    ("metadata", "seed"),
-    ("reward_model", "ground_truth"),
-]
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from(FIELDS), st.integers(0, 6), st.integers(0, 6))
-def test_pairing_refuses_any_single_copy_of_a_field_into_another_row(written, tmp_path, field, into, out_of):
-    pairs, rows = written
-    changed = [row | {field[0]: dict(row[field[0]])} for row in rows]
-    changed[into][field[0]][field[1]] = rows[out_of][field[0]][field[1]]
-    path = save(changed, tmp_path / "rows.parquet")
-    if into == out_of:
-        check(path, pairs)
-    else:
-        with pytest.raises(PairingError):
-            check(path, pairs)
 
 
 def test_a_mismatch_names_file_row_and_field(written, tmp_path):
