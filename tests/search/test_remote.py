@@ -113,7 +113,7 @@ def test_hanging_server_is_given_up_in_time(chroma, vectors, monkeypatch):
         assert answers_right(store, vectors)
 
 
-def test_chroma_still_has_no_setting_for_a_timeout() -> None:
+def test_chroma_still_has_no_setting_for_a_timeout():
     # When it has one, `_server_client` need not reach into the client.
     names = [name for name in chromadb.config.Settings.model_fields if "timeout" in name]
     assert names == [

@@ -9,7 +9,6 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
@@ -51,14 +50,9 @@ def write(folder: Path, files: dict[str, str | bytes]) -> Path:
     return folder
 
 
-def test_text_and_markdown_files_at_any_depth_are_documents_with_their_paths_as_ids(tmp_path: Path) -> None:
+def test_text_and_markdown_files_at_any_depth_are_documents_with_their_paths_as_ids(tmp_path):
     write(tmp_path, {"b.txt": "B", "a/deep/c.md": "C", "a/d.markdown": "D", "A.MD": "E"})
     assert [document.id for document in read(tmp_path)] == ["A.MD", "a/d.markdown", "a/deep/c.md", "b.txt"]
-
-
-def test_other_and_hidden_files_are_left_out(tmp_path: Path) -> None:
-    write(tmp_path, {"a.txt": "A", "b.pdf": b"\xff", ".git/x.txt": "X", ".hidden.md": "Y"})
-    assert [document.id for document in read(tmp_path)] == ["a.txt"]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +76,7 @@ def test_other_and_hidden_files_are_left_out(tmp_path: Path) -> None:
             "````\n```\n# a comment\n````\n# Orrin\n",
         ),
         ("x.md", "```\n~~~\n# a comment\n```\n# Orrin\n", "Orrin", "```\n~~~\n# a comment\n```\n# Orrin\n"),
+        ("x.md", "---\ntitle: Orrin\ntags: [x]\n---\nA town.\n", "Orrin", "A town.\n"),
         ("x.md", "Orrin\n=====\nA town.", "Orrin", "A town."),
         ("x.md", "A preface.\n---\n# Orrin\nA town.", "Orrin", "A preface.\n---\n# Orrin\nA town."),
         ("orrin.md", "- # In a list\n", "orrin", "- # In a list\n"),
@@ -95,29 +90,17 @@ def test_other_and_hidden_files_are_left_out(tmp_path: Path) -> None:
         ("x.md", "### Note\nOld.\n## Market\nNew.", "x", "### Note\nOld.\n## Market\nNew."),
     ],
 )
-def test_the_title_is_the_heading_of_the_whole_or_the_files_name(
-    tmp_path: Path, name: str, content: str | bytes, title: str, text: str
-) -> None:
+def test_the_title_is_the_heading_of_the_whole_or_the_files_name(tmp_path, name, content, title, text):
     markdown = name.endswith(".md")
     assert read(write(tmp_path, {name: content})) == [Document(name, title, text, markdown)]
 
 
 @pytest.mark.parametrize("goal", ["gone", ".", "/proc/self/mem"])  # a dangling link, a folder, a bad disk
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, goal: str) -> None:
+def test_a_file_that_cannot_be_read_is_named(tmp_path, goal):
     write(tmp_path, {"notes/a.txt": "A"})
     (tmp_path / "notes" / "b.txt").symlink_to(goal)
     with pytest.raises(CorpusError, match=r"notes/b\.txt: cannot be read \(.+\): make it readable"):
         read(tmp_path / "notes")
-
-
-def test_an_empty_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"sub/b\.md: no text"):
-        read(write(tmp_path, {"a.txt": "A", "sub/b.md": " \n"}))
-
-
-def test_a_folder_without_texts_is_refused_with_what_a_corpus_is(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=r"no documents: a corpus is a file, a folder or"):
-        index(write(tmp_path, {"a.pdf": "x"}))
 
 
 def index(source: Path | str, **settings: Any) -> Survey:
@@ -136,9 +119,7 @@ def endless(path: Path) -> None:
 
 @pytest.mark.parametrize("made", [a_pipe, endless])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "notes/a.md"])
-def test_what_would_never_end_is_refused_by_name(
-    tmp_path: Path, name: str, made: Callable[[Path], None]
-) -> None:
+def test_what_would_never_end_is_refused_by_name(tmp_path, name, made):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     made(path)
@@ -146,13 +127,7 @@ def test_what_would_never_end_is_refused_by_name(
         read(path if path.parent == tmp_path else path.parent)
 
 
-def test_json_nested_deeper_than_it_can_be_parsed_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "A"}\n' + "[" * 100_000)
-    with pytest.raises(CorpusError, match=r"a\.jsonl line 2: not JSON: nested too deep"):
-        read(tmp_path / "a.jsonl")
-
-
-def test_folders_may_be_deeper_than_calls(tmp_path: Path) -> None:
+def test_folders_may_be_deeper_than_calls(tmp_path):
     with contextlib.chdir(tmp_path):
         for _ in range(1500):
             os.mkdir("d")
@@ -164,7 +139,7 @@ def test_folders_may_be_deeper_than_calls(tmp_path: Path) -> None:
         subprocess.run(["rm", "-rf", str(tmp_path / "d")], check=True)  # pytest's own way recurses
 
 
-def test_parquet_whose_text_is_not_utf8_is_named_with_its_rows(tmp_path: Path) -> None:
+def test_parquet_whose_text_is_not_utf8_is_named_with_its_rows(tmp_path):
     offsets = np.array([0, 2, 4], dtype=np.int32)
     texts = pa.StringArray.from_buffers(2, pa.py_buffer(offsets), pa.py_buffer(b"ok\xff\xfe"))
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
@@ -173,14 +148,14 @@ def test_parquet_whose_text_is_not_utf8_is_named_with_its_rows(tmp_path: Path) -
 
 
 @given(st.text("#\t a", max_size=12))
-def test_a_heading_is_what_commonmark_calls_one(line: str) -> None:
+def test_a_heading_is_what_commonmark_calls_one(line):
     heading = re.match(r"^ {0,3}#{1,6}[ \t]+(?!#+[ \t]*$)(?![ \t])(.+?)(?:[ \t]+#+)?[ \t]*$", line)
     with TemporaryDirectory() as folder:
         (document,) = read(write(Path(folder), {"x.md": f"{line}\nA town."}))
     assert document.title == (heading[1] if heading else "x")
 
 
-def test_a_line_of_a_million_blanks_takes_no_longer_than_to_read(tmp_path: Path) -> None:
+def test_a_line_of_a_million_blanks_takes_no_longer_than_to_read(tmp_path):
     line = "# a" + " " * 1_000_000 + "b"
     assert read(write(tmp_path, {"x.md": line}))[0].title == line[2:]
 
@@ -235,7 +210,7 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_of_each_format_gives_the_mapped_fields(tmp_path: Path, name: str) -> None:
+def test_a_table_of_each_format_gives_the_mapped_fields(tmp_path, name):
     write(tmp_path, {name: TABLES[name]})
     assert read(tmp_path / name, fields=MAPPED) == [
         Document("a1", "bit", "A binary digit, 0 or 1."),
@@ -243,22 +218,14 @@ def test_a_table_of_each_format_gives_the_mapped_fields(tmp_path: Path, name: st
     ]
 
 
-def test_a_folder_of_parquet_parts_is_one_corpus(tmp_path: Path) -> None:
-    for number, record in enumerate(RECORDS):
-        pq.write_table(pa.Table.from_pylist([record]), tmp_path / f"part-{number}.parquet")
-    assert [document.title for document in read(tmp_path, fields=MAPPED)] == ["bit", "byte"]
-
-
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
-def test_without_a_mapping_the_error_names_the_fields_there_are_and_the_setting(
-    tmp_path: Path, name: str
-) -> None:
+def test_without_a_mapping_the_error_names_the_fields_there_are_and_the_setting(tmp_path, name):
     write(tmp_path, {name: TABLES[name]})
     with pytest.raises(CorpusError, match=r"its fields are headword, definition, n: .*fields\.text=NAME"):
         read(tmp_path / name)
 
 
-def test_a_mapped_field_that_is_not_there_is_named_with_its_setting(tmp_path: Path) -> None:
+def test_a_mapped_field_that_is_not_there_is_named_with_its_setting(tmp_path):
     write(tmp_path, {"a.jsonl": lines()})
     with pytest.raises(CorpusError, match=r"lines 1 and 2: no field 'titel', which fields\.title names; its"):
         read(tmp_path / "a.jsonl", fields=Fields(text="definition", title="titel"))
@@ -291,7 +258,7 @@ Keys
 """
 
 
-def test_a_page_gives_its_main_part_as_markdown(tmp_path: Path) -> None:
+def test_a_page_gives_its_main_part_as_markdown(tmp_path):
     (page,) = read(write(tmp_path, {"a.html": PAGE}))
     assert (page.id, page.title, page.markdown) == ("a.html", "Sorting", True)
     fence = "```\n>>> sorted([2, 1])\n[1, 2]\n```\n"
@@ -300,49 +267,32 @@ def test_a_page_gives_its_main_part_as_markdown(tmp_path: Path) -> None:
 
 TEXT, LAST = "<p>Lists have a sort method, which is stable.</p>", "<p>Keys are cached.</p>"
 PAGES = {
-    "docusaurus": f"""<title>Sorting | Site</title><nav
-class="navbar"><a>Site</a></nav><main><article>
-<nav
-class="theme-doc-breadcrumbs" aria-label="Breadcrumbs"><ul><li>Basics</ul></nav>
+    "docusaurus": f"""<title>Sorting | Site</title><nav class="navbar"><a>Site</a></nav><main><article>
+<nav class="theme-doc-breadcrumbs" aria-label="Breadcrumbs"><ul><li>Basics</ul></nav>
 <span class="theme-doc-version-badge badge">Version: 3</span>
-<div
-class="tocCollapsible theme-doc-toc-mobile"><button>On this page</button></div>
-<div
-class="markdown"><header><h1>Sorting</h1></header>{TEXT}
+<div class="tocCollapsible theme-doc-toc-mobile"><button>On this page</button></div>
+<div class="markdown"><header><h1>Sorting</h1></header>{TEXT}
 <h2>Keys<a class="hash-link" href="#keys">\u200b</a></h2>{LAST}</div><footer>Edit this page</footer></article>
-<nav
-class="pagination-nav"><a>Download the ebook</a></nav></main><footer>Imprint</footer>""",
+<nav class="pagination-nav"><a>Download the ebook</a></nav></main><footer>Imprint</footer>""",
     "hugo": f"""<title>Sorting | Blog</title><header><h1>Blog</h1></header><main><ol class="breadcrumb">
 <li>Docs</ol>
-<div
-class="td-content"><header class="post-header"><h1>Sorting</h1><div
-class="post-meta">4 min</div></header>
-<div
-class="toc"><summary>Table of Contents</summary><ul><li><a href="#k">Keys</a></ul></div>{TEXT}
-<h2>Keys<a class="anchor" href="#k">#</a></h2>{LAST}<div
-class="td-page-meta__lastmod">fix</div></div></main>""",
+<div class="td-content"><header class="post-header"><h1>Sorting</h1>
+<div class="post-meta">4 min</div></header>
+<div class="toc"><summary>Table of Contents</summary><ul><li><a href="#k">Keys</a></ul></div>{TEXT}
+<h2>Keys<a class="anchor" href="#k">#</a></h2>{LAST}
+<div class="td-page-meta__lastmod">fix</div></div></main>""",
     "mkdocs": f"""<title>Sorting - Docs</title><header class="md-header">Docs</header><main class="md-main">
-<div
-class="md-sidebar"><nav>Home</nav></div><article class="md-content__inner">
+<div class="md-sidebar"><nav>Home</nav></div><article class="md-content__inner">
 <h1>Sorting<a class="headerlink">¶</a></h1>{TEXT}<h2>Keys</h2>{LAST}
-<div
-class="md-source-file">Last update: 2024</div><form>Helpful?</form></article></main>""",
-    "sphinx": f"""<title>Sorting — Manual</title><div
-class="related" role="navigation"><h3>Navigation</h3></div>
-<div
-class="document"><div
-class="body" role="main"><h1>Sorting</h1>{TEXT}
-<div
-class="toctree-wrapper"><ul><li><a href="x">X</a></ul></div><h2>Keys</h2>{LAST}</div></div>
-<div
-class="sphinxsidebar">Quick search</div>""",
-    "docbook": f"""<title>Sorting</title><ul class="docnav"><li>Prev</ul><div
-class="section">
-<h2 class="title">Sorting</h2><div
-class="toc"><p><b>Table of Contents</b></p><a href="#k">Keys</a></div>{TEXT}
-<h3>Keys</h3><div
-class="sidebar">{LAST}</div></div><div
-class="navfooter">Next</div>""",
+<div class="md-source-file">Last update: 2024</div><form>Helpful?</form></article></main>""",
+    "sphinx": f"""<title>Sorting — Manual</title>
+<div class="related" role="navigation"><h3>Navigation</h3></div>
+<div class="document"><div class="body" role="main"><h1>Sorting</h1>{TEXT}
+<div class="toctree-wrapper"><ul><li><a href="x">X</a></ul></div><h2>Keys</h2>{LAST}</div></div>
+<div class="sphinxsidebar">Quick search</div>""",
+    "docbook": f"""<title>Sorting</title><ul class="docnav"><li>Prev</ul><div class="section">
+<h2 class="title">Sorting</h2><div class="toc"><p><b>Table of Contents</b></p><a href="#k">Keys</a></div>
+{TEXT}<h3>Keys</h3><div class="sidebar">{LAST}</div></div><div class="navfooter">Next</div>""",
     "a header of its own": f"""<title>Sorting in Python</title><body><header><h1>Sorting</h1><p>by Vell</p>
 </header>
 <h2>Contents</h2><ul><li><a href="#k">Keys</a><li><a href="#o">Other keys</a></ul>{TEXT}
@@ -355,27 +305,29 @@ class="navfooter">Next</div>""",
 
 
 @pytest.mark.parametrize("generator", PAGES)
-def test_a_page_has_its_own_name_and_its_text_without_what_is_around_it(
-    tmp_path: Path, generator: str
-) -> None:
+def test_a_page_has_its_own_name_and_its_text_without_what_is_around_it(tmp_path, generator):
     (page,) = read(write(tmp_path, {"a.html": PAGES[generator]}))
     level = "###" if generator in ("docbook", "a site's header") else "##"
     text = f"Lists have a sort method, which is stable.\n\n{level} Keys\n\nKeys are cached.\n"
     assert (page.title, page.text) == ("Sorting", text)
 
 
-def test_furniture_that_holds_most_of_a_page_is_its_text(tmp_path: Path) -> None:
-    page = f'<h1>Menus</h1><div class="menu">{TEXT}{LAST}</div>'
-    assert read(write(tmp_path, {"a.html": page}))[0].text.count("\n\n") == 1
+LINKS = "".join(f'<dt><a href="{n}.html">Managing a machine as a whole</a>' for n in range(9))
 
 
-def test_a_page_of_links_keeps_its_heading_alone(tmp_path: Path) -> None:
-    links = "".join(f'<dt><a href="{n}.html">Managing a machine as a whole</a>' for n in range(9))
-    page = f'<title>Book</title><h1>Book</h1><div class="toc"><dl>{links}</dl></div>'
-    assert read(write(tmp_path, {"a.html": page}))[0].text == "# Book\n"
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        (f'<h1>Menus</h1><div class="menu">{TEXT}{LAST}</div>', "Lists have a sort method, which is stable."),
+        (f'<title>Book</title><h1>Book</h1><div class="toc"><dl>{LINKS}</dl></div>', "# Book"),
+    ],
+    ids=["most of a page is its text", "links are not"],
+)
+def test_furniture_goes_unless_it_holds_the_text(tmp_path, page, text):
+    assert read(write(tmp_path, {"a.html": page}))[0].text.partition("\n")[0] == text
 
 
-def test_a_page_in_two_formats_is_told(tmp_path: Path) -> None:
+def test_a_page_in_two_formats_is_told(tmp_path):
     files = {
         "html/a.html": PAGE,
         "html/_sources/a.rst.txt": "Sorting",
@@ -389,9 +341,7 @@ def test_a_page_in_two_formats_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.csv.gz", "a.txt.gz", "a.json.gz"])
-def test_a_giant_record_is_refused_before_it_fills_the_memory(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_giant_record_is_refused_before_it_fills_the_memory(tmp_path, name, monkeypatch):
     for module in ("files", "records"):
         monkeypatch.setattr(f"search.sources.{module}.LONGEST_LINE", 4000)
     giant = "a " * 4000
@@ -401,22 +351,17 @@ def test_a_giant_record_is_refused_before_it_fills_the_memory(
         read(write(tmp_path, {name: gzip.compress(data)}) / name)
 
 
-def test_rst_gives_markdown_and_what_only_sphinx_knows_shows_its_text(tmp_path: Path) -> None:
+def test_rst_gives_markdown_and_what_only_sphinx_knows_shows_its_text(tmp_path):
     (page,) = read(write(tmp_path, {"a.rst": RST}))
     assert (page.title, page.markdown) == ("Sorting", True)
     fence = "```\n>>> sorted([2, 1])\n[1, 2]\n```\n"
     assert page.text == (f"Lists have a sort method, see the keys.\n\n## Keys\n\n2.4\nThe key.\n\n{fence}")
 
 
-def test_the_label_of_a_note_is_no_sentence_of_it(tmp_path: Path) -> None:
+def test_the_label_of_a_note_is_no_sentence_of_it(tmp_path):
     note = '<div class="admonition note"><p class="admonition-title">Note</p><p>Keys are cached.</p></div>'
     files = {"a.html": f"<main><h1>A</h1>{note}</main>", "b.rst": "B\n=\n\n.. note:: Keys are cached.\n"}
     assert {page.text for page in read(write(tmp_path, files))} == {"Note:\n\nKeys are cached.\n"}
-
-
-def test_front_matter_gives_the_title_and_is_no_text(tmp_path: Path) -> None:
-    (page,) = read(write(tmp_path, {"a.md": "---\ntitle: Orrin\ntags: [x]\n---\nA town.\n"}))
-    assert (page.title, page.text) == ("Orrin", "A town.\n")
 
 
 @pytest.mark.parametrize(
@@ -431,9 +376,7 @@ def test_front_matter_gives_the_title_and_is_no_text(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.jsonl"])
-def test_an_encoding_is_found_and_one_without_a_mark_is_told(
-    tmp_path: Path, name: str, encoding: str, text: str
-) -> None:
+def test_an_encoding_is_found_and_one_without_a_mark_is_told(tmp_path, name, encoding, text):
     forms = {"a.txt": text, "a.csv": f'text\n"{text}"\n', "a.jsonl": f'{{"text": "{text}"}}\n'}
     write(tmp_path, {name: forms[name].encode(encoding)})
     reading = Reading()
@@ -457,9 +400,7 @@ def test_an_encoding_is_found_and_one_without_a_mark_is_told(
         (".. -*- coding: cp1250 -*-", "cp1250", "Řeka"),
     ],
 )
-def test_a_declared_encoding_comes_before_a_guess(
-    tmp_path: Path, declaration: str, encoding: str, text: str
-) -> None:
+def test_a_declared_encoding_comes_before_a_guess(tmp_path, declaration, encoding, text):
     page = f"{declaration}\n<h1>A</h1><p>{text}</p>"
     assert read(write(tmp_path, {"a.html": page.encode(encoding)}))[0].text.strip().endswith(text)
 
@@ -483,9 +424,7 @@ TURKISH = "İstanbul Türkiye'nin en kalabalık şehridir, boğazın iki yakası
         ("A town without a mark.", "utf-16-le"),
     ],
 )
-def test_a_guess_is_told_with_its_confidence_and_a_key_overrules_it(
-    tmp_path: Path, text: str, encoding: str
-) -> None:
+def test_a_guess_is_told_with_its_confidence_and_a_key_overrules_it(tmp_path, text, encoding):
     path = write(tmp_path, {"a.txt": text.encode(encoding)}) / "a.txt"
     reading = Reading()
     assert [document.text for _, document in Corpus(path).read(reading)] == [text]
@@ -493,11 +432,6 @@ def test_a_guess_is_told_with_its_confidence_and_a_key_overrules_it(
     assert re.search(told, next(reading.lines()))
     other = "cp1251" if encoding != "utf-16-le" else "utf-16-be"
     assert read(path, encoding=other)[0].text == text.encode(encoding).decode(other)
-
-
-def test_an_encoding_that_python_lacks_is_refused() -> None:
-    with pytest.raises(CorpusError, match="encoding=cp125 is no encoding"):
-        Corpus("a.txt", encoding="cp125")
 
 
 # --- dialects of csv ---------------------------------------------------------------------------------------
@@ -535,19 +469,17 @@ OPEN, HAMLET = '"To be or not', '"Hamlet" is a play, and long'
         ("a.csv", "id,text,,\n1,Orrin,,\n2,Sarn,,,,\n", ["Orrin", "Sarn"]),
     ],
 )
-def test_the_dialect_of_a_table_is_that_of_most_of_its_lines(
-    tmp_path: Path, name: str, table: str, texts: list[str]
-) -> None:
+def test_the_dialect_of_a_table_is_that_of_most_of_its_lines(tmp_path, name, table, texts):
     assert [document.text for document in read(write(tmp_path, {name: table}) / name)] == texts
 
 
-def test_a_late_quotation_mark_decides_too(tmp_path: Path) -> None:
+def test_a_late_quotation_mark_decides_too(tmp_path):
     rows = [f"{n}\tRow {n}" for n in range(70_000)] + [f"a\t{OPEN}", 'b\tto be"', "c\tend"]
     write(tmp_path, {"a.tsv": "\n".join(["id\ttext", *rows])})
     assert [document.text for document in read(tmp_path / "a.tsv")][-3:] == [OPEN, 'to be"', "end"]
 
 
-def test_one_faulty_row_costs_itself_and_is_named(tmp_path: Path) -> None:
+def test_one_faulty_row_costs_itself_and_is_named(tmp_path):
     rows = [f'{n},"Row ""{n}"", of many"' for n in range(50)]
     write(tmp_path, {"a.csv": "\n".join(["id,text", *rows, 'x,"bad "quote" here"', "y,end"])})
     reading = Reading()
@@ -564,31 +496,24 @@ def test_one_faulty_row_costs_itself_and_is_named(tmp_path: Path) -> None:
         ('id,text\n1,"To be,\nor not,\nto be"\n3,"a, b"\n', []),
     ],
 )
-def test_a_record_that_takes_in_what_reads_as_rows_is_named(
-    tmp_path: Path, table: str, told: list[str]
-) -> None:
+def test_a_record_that_takes_in_what_reads_as_rows_is_named(tmp_path, table, told):
     list(Corpus(write(tmp_path, {"a.csv": table}) / "a.csv").read(reading := Reading()))
     assert [one for one in told if one in " ".join(reading.lines())] == told and bool(reading.notes) == bool(
         told
     )
 
 
-def test_a_header_with_one_name_twice_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="the header has 'text' more than once"):
-        read(write(tmp_path, {"a.csv": "text,text\na,b\n"}) / "a.csv")
-
-
 # --- values and names --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, "", "  "])
-def test_a_missing_title_or_id_is_none(tmp_path: Path, missing: float | str | None) -> None:
+def test_a_missing_title_or_id_is_none(tmp_path, missing):
     write(tmp_path, {"a.jsonl": json.dumps({"id": missing, "title": missing, "text": "A town."})})
     (document,) = read(tmp_path / "a.jsonl")
     assert (document.title, len(document.id)) == ("", 32)
 
 
-def test_missing_values_of_parquet_are_none_and_whole_numbers_stay_whole(tmp_path: Path) -> None:
+def test_missing_values_of_parquet_are_none_and_whole_numbers_stay_whole(tmp_path):
     table = pa.table(
         {
             "id": pa.array([1914.0, math.nan]),
@@ -601,12 +526,7 @@ def test_missing_values_of_parquet_are_none_and_whole_numbers_stay_whole(tmp_pat
     assert (first.id, first.title, second.title, len(second.id)) == ("1914", "", "1914-07-28 00:00:00", 32)
 
 
-def test_a_text_that_is_missing_is_a_fault(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="line 1: no text: 'text' is empty"):
-        read(write(tmp_path, {"a.jsonl": '{"text": NaN}\n'}) / "a.jsonl")
-
-
-def test_a_file_name_that_is_not_utf8_is_read_and_shown_with_its_bytes(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf8_is_read_and_shown_with_its_bytes(tmp_path):
     folder = os.fsencode(tmp_path) + b"/caf\xe9"
     os.mkdir(folder)
     for name, content in ((b"/na\xefve.md", b"A town."), (b"/bad\xff.md", b""), (b"/x\xfe.pdf", b"")):
@@ -620,23 +540,13 @@ def test_a_file_name_that_is_not_utf8_is_read_and_shown_with_its_bytes(tmp_path:
         index(os.fsdecode(folder))
 
 
-def test_a_glob_chooses_files_and_their_ids_are_paths_below_its_fixed_part(tmp_path: Path) -> None:
+def test_a_glob_chooses_files_and_their_ids_are_paths_below_its_fixed_part(tmp_path):
     write(tmp_path, {"docs (old)/a.md": "A", "docs (old)/sub/b.md": "B", "docs (old)/package.json": "{}"})
     found = read(str(tmp_path / "docs (old)" / "**" / "*.md"))
     assert [document.id for document in found] == ["a.md", "sub/b.md"]
 
 
-def test_files_of_other_kinds_are_counted_by_suffix(tmp_path: Path) -> None:
-    write(tmp_path, {"a.md": "A", "b.pdf": "x", "c/d.pdf": "x", "LICENSE": "x"})
-    list(Corpus(tmp_path).read(reading := Reading()))
-    assert {suffix: some.count for suffix, some in reading.left_out.items()} == {
-        ".pdf": 2,
-        "files without a suffix": 1,
-    }
-    assert any("2 .pdf left out" in line for line in reading.lines())
-
-
-def test_a_sample_is_of_the_whole_source_and_the_same_for_a_seed(tmp_path: Path) -> None:
+def test_a_sample_is_of_the_whole_source_and_the_same_for_a_seed(tmp_path):
     write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": f"Text {n}"}) for n in range(500))})
     corpus = Corpus(tmp_path / "a.jsonl")
     first = [document.text for document in corpus.sample(20, seed=1)]
@@ -646,8 +556,8 @@ def test_a_sample_is_of_the_whole_source_and_the_same_for_a_seed(tmp_path: Path)
 
 
 def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_both_places(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     texts = ["A town on\n   the river.", "A town on the river.", "Another town."]
     write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": text}) for text in texts)})
     survey = index(tmp_path / "a.jsonl")
@@ -658,13 +568,13 @@ def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_b
 
 
 @pytest.mark.parametrize("name", ["a", "a b", "-abc", "a..b", "1.2.3.4", "x" * 513, "übung"])
-def test_a_name_that_chroma_refuses_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+def test_a_name_that_chroma_refuses_is_refused_before_anything_is_read(tmp_path, name):
     with pytest.raises(StoreError, match="is no name for Chroma: write 3 to 512 of"):
         chroma_target([tmp_path / "chroma"], name)
 
 
 @pytest.mark.parametrize("place", ["/proc/x", "/dev/null/x", "{}/a.jsonl/x", "{}/" + "x" * 300])
-def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path, place: str) -> None:
+def test_a_place_that_cannot_be_written_is_one_error(tmp_path, place):
     write(tmp_path, {"a.jsonl": '{"text": "A town."}'})
     with pytest.raises(StoreError, match=r"cannot be written \(.+\): choose another place"):
         build_index(tmp_path / "a.jsonl", place.format(tmp_path), "corpus", EmbedderSpec("packaged-minilm"))
@@ -673,7 +583,7 @@ def test_a_place_that_cannot_be_written_is_one_error(tmp_path: Path, place: str)
 
 @pytest.mark.parametrize("space", ["cosine", "ip", "l2"])
 @pytest.mark.parametrize("old", [True, False])
-def test_the_distance_of_another_tools_collection_is_measured(tmp_path: Path, space: str, old: bool) -> None:
+def test_the_distance_of_another_tools_collection_is_measured(tmp_path, space, old):
     where: dict[str, Any] = (
         {"metadata": {"hnsw:space": space}} if old else {"configuration": {"hnsw": {"space": space}}}
     )
@@ -702,6 +612,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
         "line 1: no text: no field 'text' or 'contents'; its fields are body",
     ),
     "null.jsonl": (b'{"text": null}\n', "line 1: no text: 'text' is empty"),
+    "nan.jsonl": (b'{"text": NaN}\n', "line 1: no text: 'text' is empty"),
     "blank.jsonl": (b'{"text": "  "}\n', "line 1: no text: 'text' is empty"),
     "number.jsonl": (b'{"text": 7}\n', "line 1: the text ('text') is a number"),
     "title.jsonl": (b'{"title": ["a"], "text": "b"}\n', "line 1: the title ('title') is a list"),
@@ -713,6 +624,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "cut.json": (b'[{"text": "Orrin"', "not JSON"),
     "scalar.json": (b"3", "neither a list of records nor one record"),
     "ragged.csv": (b"title,text\nOrrin\n", "row 1: 1 fields, and the header has 2"),
+    "twice.csv": (b"text,text\na,b\n", "the header has 'text' more than once"),
     "quote.csv": (b'title,text\nOrrin,"A town\n', "row 1: not csv on line 2"),
     "cut.jsonl.gz": (gzip.compress(GOOD * 99)[:30], "cannot be read (Truncated"),
     "no-gzip.csv.gz": (b"title,text\n", "cannot be read (zlib"),
@@ -722,7 +634,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_source_is_refused_by_file_and_place(tmp_path: Path, name: str) -> None:
+def test_a_malformed_source_is_refused_by_file_and_place(tmp_path, name):
     content, says = MALFORMED[name]
     write(tmp_path, {name: content})
     with pytest.raises(CorpusError) as refused:
@@ -730,7 +642,7 @@ def test_a_malformed_source_is_refused_by_file_and_place(tmp_path: Path, name: s
     assert f"{tmp_path / name}" in str(refused.value) and says in str(refused.value)
 
 
-def test_more_than_twenty_malformed_sources_are_one_list_and_nothing_is_half_built(tmp_path: Path) -> None:
+def test_more_than_twenty_malformed_sources_are_one_list_and_nothing_is_half_built(tmp_path):
     source = write(tmp_path / "source", {name: content for name, (content, _) in MALFORMED.items()})
     (source / "no-pipe.txt").symlink_to("gone")
     write(source, {"good.md": "# Orrin\nA town."})
@@ -746,21 +658,32 @@ def test_more_than_twenty_malformed_sources_are_one_list_and_nothing_is_half_bui
     assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
 
 
-def test_with_skip_the_rest_is_indexed_and_what_was_left_out_is_told(tmp_path: Path) -> None:
+def test_with_skip_the_rest_is_indexed_and_what_was_left_out_is_told(tmp_path):
     source = write(tmp_path, {name: content for name, (content, _) in MALFORMED.items()})
+    write(source, {"b.pdf": "x", "c/d.pdf": "x", "LICENSE": "x", ".git/x.txt": "X", ".hidden.md": "Y"})
     survey = index(source, on_bad="skip")
     assert survey.documents == 2  # of no-json.jsonl and same-id.jsonl
+    counts = {suffix: some.count for suffix, some in survey.reading.left_out.items()}
+    assert counts == {".pdf": 2, "files without a suffix": 1}
     told = "\n".join(survey.reading.lines())
-    assert f"{len(MALFORMED) + 1} faulty records or files skipped:" in told and "empty.md: no text" in told
+    assert f"{len(MALFORMED) + 1} faulty records or files skipped:" in told
+    assert "empty.md: no text" in told and "2 .pdf left out" in told
 
 
-def test_a_source_with_nothing_but_faults_is_refused_even_with_skip(tmp_path: Path) -> None:
-    write(tmp_path, {"a.jsonl": "{}\n{}\n"})
-    with pytest.raises(CorpusError, match="holds no documents: all 2 were faulty"):
-        index(tmp_path / "a.jsonl", on_bad="skip")
+@pytest.mark.parametrize(
+    ("files", "settings", "says"),
+    [
+        ({"a.jsonl": "{}\n{}\n"}, {"on_bad": "skip"}, "holds no documents: all 2 were faulty"),
+        ({"a.pdf": "x"}, {}, "no documents: a corpus is a file, a folder or"),
+        ({"a.txt": "A"}, {"encoding": "cp125"}, "encoding=cp125 is no encoding"),
+    ],
+)
+def test_what_gives_no_corpus_is_refused(tmp_path, files, settings, says):
+    with pytest.raises(CorpusError, match=says):
+        index(write(tmp_path, files), **settings)
 
 
-def test_alike_faults_are_one_line_that_counts_them(tmp_path: Path) -> None:
+def test_alike_faults_are_one_line_that_counts_them(tmp_path):
     write(tmp_path, {"a.jsonl": '{"text": ""}\n' * 9})
     with pytest.raises(
         CorpusError, match=r"a\.jsonl lines 1, 2, 3, 4, 5 and 4 more: no text: 'text' is empty"
@@ -772,7 +695,7 @@ def test_alike_faults_are_one_line_that_counts_them(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def data_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def data_sets(monkeypatch, tmp_path):
     """A hub with one data set of tables and one of texts, and an empty cache."""
     sets = {
         "org/words": {
@@ -798,9 +721,7 @@ def data_sets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         ("org/notes", ["Orrin"]),
     ],
 )
-def test_a_data_set_of_the_hub_is_read_by_name_its_tables_or_else_its_texts(
-    data_sets: None, source: str, titles: list[str]
-) -> None:
+def test_a_data_set_of_the_hub_is_read_by_name_its_tables_or_else_its_texts(data_sets, source, titles):
     assert [document.title for document in read(source, fields=MAPPED)] == titles
 
 
@@ -812,6 +733,6 @@ def test_a_data_set_of_the_hub_is_read_by_name_its_tables_or_else_its_texts(
         ("hf://org/words", "names no data set: write hf://datasets/OWNER/NAME"),
     ],
 )
-def test_a_data_set_that_is_not_there_is_refused(data_sets: None, source: str, says: str) -> None:
+def test_a_data_set_that_is_not_there_is_refused(data_sets, source, says):
     with pytest.raises(CorpusError, match=re.escape(says)):
         read(source)
