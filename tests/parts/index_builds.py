@@ -1,8 +1,12 @@
 """Tests of index builds share these: the passages that were embedded, contents, and processes that die."""
 
+import json
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,10 +15,24 @@ import pytest
 from search.chroma.location import ChromaPlace
 from search.chroma.store import open_collection
 from search.embedders import Embedder
+from search.indexing.journal import IndexJournal, Survey
+from search.sources.corpus import Corpus
 
 # A server process that has imported everything once, and is forked from for each run.
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["search.indexing.shards", "sentence_transformers", "tiny_embedder"])
+
+
+def write_jsonl(path: Path, records: Iterable[Any]) -> Path:
+    """Write a record a line."""
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def survey(corpus: Corpus) -> Survey:
+    """The first step of an index build, with its own journal."""
+    with TemporaryDirectory() as folder, closing(IndexJournal(Path(folder) / "journal")) as journal:
+        return journal.survey(corpus)
 
 
 def killed(run: Callable[..., None], *arguments: Any) -> None:

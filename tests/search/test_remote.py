@@ -60,8 +60,8 @@ def answers_right(store: Store, vectors: np.ndarray) -> bool:
 
 
 def refusal(place: str, name: str = NAME) -> str:
-    with pytest.raises(StoreError) as caught, open_collection(place, name):
-        pass
+    with pytest.raises(StoreError) as caught:
+        open_collection(place, name)
     return str(caught.value)
 
 

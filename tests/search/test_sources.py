@@ -9,7 +9,6 @@ import math
 import os
 import re
 import subprocess
-from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from index_builds import survey
 from loopback_hub import NO_HUB, LoopbackHub
 
 from drzero.ops.hub import hub_fault
@@ -28,7 +28,6 @@ from search.chroma.location import ChromaPlace, connect
 from search.embedders import EmbedderSpec
 from search.errors import StoreError
 from search.indexing.adopt import measured_distance
-from search.indexing.journal import IndexJournal, Survey
 from search.indexing.shards import build_index, chroma_target
 from search.sources.corpus import Corpus, Reading
 from search.sources.document import CorpusError, Document, Fields
@@ -101,12 +100,6 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, goal):
     (tmp_path / "notes" / "b.txt").symlink_to(goal)
     with pytest.raises(CorpusError, match=r"notes/b\.txt: cannot be read \(.+\): make it readable"):
         read(tmp_path / "notes")
-
-
-def index(source: Path | str, **settings: Any) -> Survey:
-    """The first step of an index build, with its own journal."""
-    with TemporaryDirectory() as folder, closing(IndexJournal(Path(folder) / "journal")) as journal:
-        return journal.survey(Corpus(source, **settings))
 
 
 def a_pipe(path: Path) -> None:
@@ -531,13 +524,13 @@ def test_a_file_name_that_is_not_utf8_is_read_and_shown_with_its_bytes(tmp_path)
     os.mkdir(folder)
     for name, content in ((b"/na\xefve.md", b"A town."), (b"/bad\xff.md", b""), (b"/x\xfe.pdf", b"")):
         Path(os.fsdecode(folder + name)).write_bytes(content)
-    survey = index(os.fsdecode(folder), on_bad="skip")
-    told = "\n".join(survey.reading.lines())
-    assert survey.documents == 1 and r"caf\xe9/bad\xff.md: no text" in told and r"x\xfe.pdf" in told
+    found = survey(Corpus(os.fsdecode(folder), on_bad="skip"))
+    told = "\n".join(found.reading.lines())
+    assert found.documents == 1 and r"caf\xe9/bad\xff.md: no text" in told and r"x\xfe.pdf" in told
     assert read(os.fsdecode(folder + b"/na\xefve.md"))[0].id == r"na\xefve.md"
-    json.dumps(survey.reading.to_json()).encode()
+    json.dumps(found.reading.to_json()).encode()
     with pytest.raises(CorpusError, match=r"bad\\xff\.md: no text"):
-        index(os.fsdecode(folder))
+        survey(Corpus(os.fsdecode(folder)))
 
 
 def test_a_glob_chooses_files_and_their_ids_are_paths_below_its_fixed_part(tmp_path):
@@ -560,9 +553,9 @@ def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_b
 ):
     texts = ["A town on\n   the river.", "A town on the river.", "Another town."]
     write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": text}) for text in texts)})
-    survey = index(tmp_path / "a.jsonl")
-    assert (survey.documents, survey.duplicates) == (2, 1)
-    assert [(one.rpartition("/")[2], other.rpartition("/")[2]) for one, other in survey.examples] == [
+    found = survey(Corpus(tmp_path / "a.jsonl"))
+    assert (found.documents, found.duplicates) == (2, 1)
+    assert [(one.rpartition("/")[2], other.rpartition("/")[2]) for one, other in found.examples] == [
         ("a.jsonl line 2", "a.jsonl line 1")
     ]
 
@@ -638,7 +631,7 @@ def test_a_malformed_source_is_refused_by_file_and_place(tmp_path, name):
     content, says = MALFORMED[name]
     write(tmp_path, {name: content})
     with pytest.raises(CorpusError) as refused:
-        index(tmp_path / name)
+        survey(Corpus(tmp_path / name))
     assert f"{tmp_path / name}" in str(refused.value) and says in str(refused.value)
 
 
@@ -661,11 +654,11 @@ def test_more_than_twenty_malformed_sources_are_one_list_and_nothing_is_half_bui
 def test_with_skip_the_rest_is_indexed_and_what_was_left_out_is_told(tmp_path):
     source = write(tmp_path, {name: content for name, (content, _) in MALFORMED.items()})
     write(source, {"b.pdf": "x", "c/d.pdf": "x", "LICENSE": "x", ".git/x.txt": "X", ".hidden.md": "Y"})
-    survey = index(source, on_bad="skip")
-    assert survey.documents == 2  # of no-json.jsonl and same-id.jsonl
-    counts = {suffix: some.count for suffix, some in survey.reading.left_out.items()}
+    found = survey(Corpus(source, on_bad="skip"))
+    assert found.documents == 2  # of no-json.jsonl and same-id.jsonl
+    counts = {suffix: some.count for suffix, some in found.reading.left_out.items()}
     assert counts == {".pdf": 2, "files without a suffix": 1}
-    told = "\n".join(survey.reading.lines())
+    told = "\n".join(found.reading.lines())
     assert f"{len(MALFORMED) + 1} faulty records or files skipped:" in told
     assert "empty.md: no text" in told and "2 .pdf left out" in told
 
@@ -675,12 +668,13 @@ def test_with_skip_the_rest_is_indexed_and_what_was_left_out_is_told(tmp_path):
     [
         ({"a.jsonl": "{}\n{}\n"}, {"on_bad": "skip"}, "holds no documents: all 2 were faulty"),
         ({"a.pdf": "x"}, {}, "no documents: a corpus is a file, a folder or"),
+        ({"a.jsonl": ""}, {}, "holds no documents"),
         ({"a.txt": "A"}, {"encoding": "cp125"}, "encoding=cp125 is no encoding"),
     ],
 )
 def test_what_gives_no_corpus_is_refused(tmp_path, files, settings, says):
     with pytest.raises(CorpusError, match=says):
-        index(write(tmp_path, files), **settings)
+        survey(Corpus(write(tmp_path, files), **settings))
 
 
 def test_alike_faults_are_one_line_that_counts_them(tmp_path):

@@ -112,15 +112,15 @@ def test_vector_files_that_break_under_a_store_do_no_harm(store, folder, vectors
 )
 def test_missing_vector_file_is_named_instead_of_being_opened(folder, name):
     next(folder.glob(f"*/{name}")).unlink()
-    with pytest.raises(StoreError, match=f"is damaged: .* lacks {name}"), open_collection(folder, NAME):
-        pass
+    with pytest.raises(StoreError, match=f"is damaged: .* lacks {name}"):
+        open_collection(folder, NAME)
 
 
 def test_another_chromadb_is_refused_by_name(folder, monkeypatch):
     monkeypatch.setattr(content, "version", lambda _: "1.6.0")
     refused = r"chromadb 1\.6\.0 is installed, and search/chroma/content\.py reads the private files of 1\.5"
-    with pytest.raises(StoreError, match=refused), open_collection(folder, NAME):
-        pass
+    with pytest.raises(StoreError, match=refused):
+        open_collection(folder, NAME)
 
 
 def test_vector_files_of_another_format_are_refused_by_name(folder):
