@@ -100,6 +100,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory):
+    """A one-layer embedder, which builds an index in seconds."""
+    from tiny_embedder import save_tiny_embedder  # which imports torch
+
+    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """The passages that a test embeds."""
+    from index_builds import record_encoded
+
+    return record_encoded(monkeypatch)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def config_files_parsed_once():
     # Copy a shipped config file that is loaded again from the first time: parsing is half of

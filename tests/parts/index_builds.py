@@ -29,6 +29,16 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> Path:
     return path
 
 
+def harbour_corpus(path: Path, documents: int, changed: int = 0, every: int = 50) -> Path:
+    """Write documents, one in `every` of several chunks. The last `changed` have another text."""
+    records = []
+    for number in range(documents):
+        about = number + (number >= documents - changed)
+        text = f"Passage {about} tells of the harbour of {about * 7919}. " * (1 if number % every else 20)
+        records.append({"id": f"d{number}", "title": f"Title {number}" * (number % 3 > 0), "text": text})
+    return write_jsonl(path, records)
+
+
 def survey(corpus: Corpus) -> Survey:
     """The first step of an index build, with its own journal."""
     with TemporaryDirectory() as folder, closing(IndexJournal(Path(folder) / "journal")) as journal:

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import uvloop
 from search_parts import lives
-from tiny_embedder import save_tiny_embedder
 
 from search.embedders import Embedder, EmbedderSpec
 from search.serving import encoders
@@ -23,16 +22,11 @@ LIMIT_S = 240.0
 """Longer than an encoder takes to load on a busy machine."""
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
-
-
-def with_pool(spec: EmbedderSpec, work: Callable[[EncoderPool], Awaitable[None]]) -> None:
+def with_pool(tiny: EmbedderSpec, work: Callable[[EncoderPool], Awaitable[None]]) -> None:
     """Run `work` with one replica, which must not outlive it."""
 
     async def whole() -> None:
-        async with asyncio.timeout(LIMIT_S), EncoderPool(spec, 1, 1, Metrics()) as pool:
+        async with asyncio.timeout(LIMIT_S), EncoderPool(tiny, 1, 1, Metrics()) as pool:
             await work(pool)
 
     uvloop.run(whole())
@@ -51,7 +45,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow("waits for two encoders; test_search_faults.py kills them on the shared server")
-def test_an_encoder_that_hangs_is_killed_and_replaced(spec, monkeypatch):
+def test_an_encoder_that_hangs_is_killed_and_replaced(tiny, monkeypatch):
     async def work(pool: EncoderPool) -> None:
         (hanging,) = replicas()
         hanging.send_signal(signal.SIGSTOP)
@@ -63,10 +57,10 @@ def test_an_encoder_that_hangs_is_killed_and_replaced(spec, monkeypatch):
         await until(lambda: pool.ready)
         assert not lives(hanging)
         np.testing.assert_allclose(
-            await pool.encode(["salt"]), Embedder(spec).encode_queries(["salt"]), atol=1e-5
+            await pool.encode(["salt"]), Embedder(tiny).encode_queries(["salt"]), atol=1e-5
         )
 
-    with_pool(spec, work)
+    with_pool(tiny, work)
 
 
 def take_handles() -> list[int]:
@@ -99,7 +93,7 @@ def files_to_open(free: int) -> Iterator[None]:
 
 @pytest.mark.slow("a second set of encoder processes; the restart itself is tested above")
 @pytest.mark.parametrize("free", [0, 2])
-def test_lack_of_file_handles_delays_a_restart_and_does_not_stop_it(spec, caplog, free):
+def test_lack_of_file_handles_delays_a_restart_and_does_not_stop_it(tiny, caplog, free):
     async def work(pool: EncoderPool) -> None:
         (victim,) = replicas()
         with files_to_open(free):
@@ -107,13 +101,13 @@ def test_lack_of_file_handles_delays_a_restart_and_does_not_stop_it(spec, caplog
             await until(lambda: "does not start: [Errno 24] Too many open files" in caplog.text)
         await until(lambda: pool.ready)
 
-    with_pool(spec, work)
+    with_pool(tiny, work)
 
 
 @pytest.mark.parametrize("wait_for", [replicas, lambda: True], ids=["one runs", "at once"])
-def test_a_start_that_is_cancelled_halfway_leaves_no_process(spec, wait_for):
+def test_a_start_that_is_cancelled_halfway_leaves_no_process(tiny, wait_for):
     async def start_and_cancel() -> None:
-        starting = asyncio.create_task(EncoderPool(spec, 2, 1, Metrics()).__aenter__())
+        starting = asyncio.create_task(EncoderPool(tiny, 2, 1, Metrics()).__aenter__())
         await asyncio.sleep(0)
         await until(wait_for)
         starting.cancel()

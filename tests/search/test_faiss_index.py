@@ -1,6 +1,5 @@
 """FAISS indices built here: the answers of Chroma over the same corpus, resumed after a kill, and updated."""
 
-import json
 import os
 import signal
 from contextlib import closing
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from chroma_parts import written_target
-from index_builds import killed, record_encoded
+from index_builds import harbour_corpus, killed
 from tiny_embedder import save_tiny_embedder
 
 from drzero.ops.errors import UserError
@@ -31,21 +30,10 @@ DOCUMENTS, CHUNKING = 300, Chunking(64, 8)
 FILES = (INDEX_FILE, CORPUS_FILE, RECORD)
 
 
-def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
-    """Some documents have several chunks. The last `changed` have another text."""
-    records = []
-    for number in range(documents):
-        about = number + (number >= documents - changed)
-        text = f"Passage {about} tells of the harbour of {about * 7919}. " * (9 if number % 20 == 0 else 1)
-        records.append({"id": f"d{number}", "title": f"Title {number}" * (number % 3 > 0), "text": text})
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
 def index(
-    source: Path, folder: Path, spec: EmbedderSpec, kind: str = "flat", replace: bool = False
+    source: Path, folder: Path, tiny: EmbedderSpec, kind: str = "flat", replace: bool = False
 ) -> IndexReport:
-    return build(source, FaissFolder(folder, kind), spec, BuildOptions(replace=replace, chunking=CHUNKING))
+    return build(source, FaissFolder(folder, kind), tiny, BuildOptions(replace=replace, chunking=CHUNKING))
 
 
 def contents(folder: Path) -> list[bytes]:
@@ -58,32 +46,22 @@ def hits(place: Index, queries: np.ndarray, topk: int) -> list[list[tuple[Any, f
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl")
+    return harbour_corpus(tmp_path_factory.mktemp("corpus") / "corpus.jsonl", DOCUMENTS)
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, spec, source):
+def built(tmp_path_factory, tiny, source):
     folder = tmp_path_factory.mktemp("built") / "faiss"
-    index(source, folder, spec)
+    index(source, folder, tiny)
     return folder
 
 
-@pytest.fixture
-def encoded(monkeypatch):
-    return record_encoded(monkeypatch)
-
-
 @pytest.mark.parametrize("kind", ["flat", "hnsw"])
-def test_answers_are_those_of_chroma_over_the_same_corpus(tmp_path, spec, source, built, kind):
-    build_index(source, tmp_path / "chroma", "wiki", spec, chunking=CHUNKING)
-    index(source, tmp_path / "faiss", spec, kind)
-    queries = Embedder(spec).encode_queries(["harbour of 7919", "passage 40", "title 7", "of the sea"])
+def test_answers_are_those_of_chroma_over_the_same_corpus(tmp_path, tiny, source, built, kind):
+    build_index(source, tmp_path / "chroma", "wiki", tiny, chunking=CHUNKING)
+    index(source, tmp_path / "faiss", tiny, kind)
+    queries = Embedder(tiny).encode_queries(["harbour of 7919", "passage 40", "title 7", "of the sea"])
     chroma, faiss = chroma_index([tmp_path / "chroma"], "wiki"), FaissIndex(tmp_path / "faiss")
     for ours, theirs in zip(hits(faiss, queries, 5), hits(chroma, queries, 5), strict=True):
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
@@ -93,18 +71,18 @@ def test_answers_are_those_of_chroma_over_the_same_corpus(tmp_path, spec, source
     assert sorted(faiss.documents()) == sorted(chroma.documents())
 
 
-def test_what_was_embedded_alone_is_written_by_the_next_build(tmp_path, spec, source, built, encoded):
+def test_what_was_embedded_alone_is_written_by_the_next_build(tmp_path, tiny, source, built, encoded):
     target = FaissFolder(tmp_path / "faiss")
-    first = build(source, target, spec, BuildOptions(chunking=CHUNKING, embed_only=True))
+    first = build(source, target, tiny, BuildOptions(chunking=CHUNKING, embed_only=True))
     assert (first.is_written, first.embedded, target.folder.exists()) == (False, len(encoded), False)
-    assert index(source, target.folder, spec).resumed == first.embedded == len(encoded)
+    assert index(source, target.folder, tiny).resumed == first.embedded == len(encoded)
     assert contents(target.folder) == contents(built)
 
 
-def test_a_server_is_written_as_it_is_embedded(spec, source):
+def test_a_server_is_written_as_it_is_embedded(tiny, source):
     server = chroma_target(["http://127.0.0.1:9"], "wiki")
     with pytest.raises(StoreError, match=r"leave out indexing\.embed_only"):
-        build(source, server, spec, BuildOptions(embed_only=True))
+        build(source, server, tiny, BuildOptions(embed_only=True))
 
 
 def clustered(seed: int, count: int, dimension: int = 64, clusters: int = 100) -> np.ndarray:
@@ -136,12 +114,12 @@ def test_an_approximate_index_finds_what_exact_search_finds(tmp_path, kind, topk
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_embedder_of_a_build_is_recorded_and_checked(tmp_path, spec, source, kind, tmp_path_factory):
-    index(source, tmp_path / "faiss", spec, kind)
-    other = save_tiny_embedder(tmp_path_factory.mktemp("other") / Path(spec.name).name, seed=1)
+def test_the_embedder_of_a_build_is_recorded_and_checked(tmp_path, tiny, source, kind, tmp_path_factory):
+    index(source, tmp_path / "faiss", tiny, kind)
+    other = save_tiny_embedder(tmp_path_factory.mktemp("other") / Path(tiny.name).name, seed=1)
     with closing(FaissIndex(tmp_path / "faiss").open()) as store:
         assert store.check_content()
-        store.check_embedder(Embedder(spec))
+        store.check_embedder(Embedder(tiny))
         with pytest.raises(StoreError, match=r"another embedder than .*: its model is"):
             store.check_embedder(Embedder(EmbedderSpec("packaged-minilm", "cpu")))
         if kind != "ivfpq":
@@ -156,21 +134,21 @@ def test_chunks_of_a_document_are_found_by_its_id(built):
     assert len(parts) > 1
 
 
-def test_an_unchanged_corpus_changes_nothing(built, spec, source, encoded):
+def test_an_unchanged_corpus_changes_nothing(built, tiny, source, encoded):
     before = contents(built)
-    assert not index(source, built, spec).built
+    assert not index(source, built, tiny).built
     assert contents(built) == before and len(encoded) == 0
 
 
 def test_an_update_embeds_what_is_new_and_gives_what_a_build_from_scratch_gives(
-    tmp_path, spec, source, encoded
+    tmp_path, tiny, source, encoded
 ):
-    index(source, tmp_path / "faiss", spec)
+    index(source, tmp_path / "faiss", tiny)
     before = len(encoded)
-    report = index(write_corpus(tmp_path / "more.jsonl", DOCUMENTS + 20, 30), tmp_path / "faiss", spec)
+    report = index(harbour_corpus(tmp_path / "more.jsonl", DOCUMENTS + 20, 30), tmp_path / "faiss", tiny)
     assert report.changes is not None and report.changes.added == 20
     assert 0 < len(encoded) - before == report.embedded < report.info.chunks / 2
-    index(tmp_path / "more.jsonl", tmp_path / "scratch", spec)
+    index(tmp_path / "more.jsonl", tmp_path / "scratch", tiny)
     assert (tmp_path / "faiss" / CORPUS_FILE).read_bytes() == (
         tmp_path / "scratch" / CORPUS_FILE
     ).read_bytes()
@@ -178,41 +156,41 @@ def test_an_update_embeds_what_is_new_and_gives_what_a_build_from_scratch_gives(
 
 
 def test_another_kind_of_the_same_corpus_is_made_of_the_vectors_that_are_there(
-    tmp_path, spec, source, encoded
+    tmp_path, tiny, source, encoded
 ):
-    index(source, tmp_path / "faiss", spec)
+    index(source, tmp_path / "faiss", tiny)
     before = len(encoded)
-    assert index(source, tmp_path / "faiss", spec, "hnsw").built
+    assert index(source, tmp_path / "faiss", tiny, "hnsw").built
     assert len(encoded) == before
 
 
-def test_another_corpus_needs_replace(tmp_path, spec, source):
-    index(source, tmp_path / "faiss", spec)
+def test_another_corpus_needs_replace(tmp_path, tiny, source):
+    index(source, tmp_path / "faiss", tiny)
     other = tmp_path / "other.jsonl"
     other.write_text('{"id": "x", "text": "Of the sea."}\n')
     with pytest.raises(StoreError, match=r"exists already and is of other content.*replace=true"):
-        index(other, tmp_path / "faiss", spec)
-    assert index(other, tmp_path / "faiss", spec, replace=True).info.chunks == 1
+        index(other, tmp_path / "faiss", tiny)
+    assert index(other, tmp_path / "faiss", tiny, replace=True).info.chunks == 1
 
 
-def test_too_few_chunks_for_ivfpq_are_refused(tmp_path, spec):
-    corpus = write_corpus(tmp_path / "corpus.jsonl", 20)
+def test_too_few_chunks_for_ivfpq_are_refused(tmp_path, tiny):
+    corpus = harbour_corpus(tmp_path / "corpus.jsonl", 20)
     with pytest.raises(StoreError, match="ivfpq needs 256 chunks"):
-        index(corpus, tmp_path / "faiss", spec, "ivfpq")
+        index(corpus, tmp_path / "faiss", tiny, "ivfpq")
     assert not (tmp_path / "faiss").exists()
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path, spec, source):
+def test_a_folder_with_something_else_is_left_alone(tmp_path, tiny, source):
     (tmp_path / "faiss").mkdir()
     (tmp_path / "faiss" / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match="is no FAISS index that was built here"):
-        index(source, tmp_path / "faiss", spec)
+        index(source, tmp_path / "faiss", tiny)
     assert (tmp_path / "faiss" / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", [INDEX_FILE, CORPUS_FILE])
-def test_a_changed_byte_is_found_before_it_is_served(tmp_path, spec, source, name):
-    index(source, tmp_path / "faiss", spec)
+def test_a_changed_byte_is_found_before_it_is_served(tmp_path, tiny, source, name):
+    index(source, tmp_path / "faiss", tiny)
     path = tmp_path / "faiss" / name
     data = bytearray(path.read_bytes())
     data[data.rfind(b"harbour") if name == CORPUS_FILE else -3] ^= 1
@@ -224,7 +202,7 @@ def test_a_changed_byte_is_found_before_it_is_served(tmp_path, spec, source, nam
         store.check_content()
 
 
-def run_and_die(where: str, source: Path, folder: Path, spec: EmbedderSpec) -> None:
+def run_and_die(where: str, source: Path, folder: Path, tiny: EmbedderSpec) -> None:
     import faiss
 
     owner: Any
@@ -242,16 +220,16 @@ def run_and_die(where: str, source: Path, folder: Path, spec: EmbedderSpec) -> N
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(owner, name, dying)
-    index(source, folder, spec)
+    index(source, folder, tiny)
 
 
 @pytest.mark.parametrize("where", ["adding", "writing", "publishing"])
 def test_a_build_killed_at_the_write_is_resumed_to_the_same_files(
-    tmp_path, spec, source, built, where, encoded
+    tmp_path, tiny, source, built, where, encoded
 ):
-    killed(run_and_die, where, source, tmp_path / "faiss", spec)
+    killed(run_and_die, where, source, tmp_path / "faiss", tiny)
     assert not (tmp_path / "faiss").exists()
-    report = index(source, tmp_path / "faiss", spec)
+    report = index(source, tmp_path / "faiss", tiny)
     assert len(encoded) == 0 and report.resumed == report.info.chunks
     assert contents(tmp_path / "faiss") == contents(built)
     assert [path.name for path in tmp_path.iterdir()] == ["faiss"]

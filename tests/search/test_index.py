@@ -1,6 +1,5 @@
 """Index building with a real Chroma and the packaged embedder."""
 
-import json
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
@@ -61,9 +60,9 @@ def test_documents_are_returned_sorted_by_id(built, batch):
 def test_a_collection_records_how_it_was_built_and_has_unit_vectors_of_title_and_text(built):
     with open_collection(built / "chroma", "wiki") as store:
         info = store.info
+        found: Any = store.collection.get(ids=["d1"], include=["embeddings"])["embeddings"]
     assert (info.embedder, info.dimension, info.distance, info.normalised) == (SPEC.name, 384, "cosine", True)
     assert (info.query_prefix, info.passage_prefix, info.documents) == ("", "", 3)
-        found: Any = store.collection.get(ids=["d1"], include=["embeddings"])["embeddings"]
     assert info.revision.startswith("sha256:")
     expected = Embedder(SPEC).encode_passages(["Mara Tesk\nMara Tesk painted The Blue Gate in Orrin."])
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -229,7 +228,6 @@ def test_folder_that_is_not_chroma_is_left_alone(tmp_path):
 
 
 # --- bad corpora ---
-
 
 
 def test_parquet_row_without_text_is_named(tmp_path):

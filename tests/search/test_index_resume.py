@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from chroma_parts import chroma_server
 from conftest import unused_port
-from index_builds import collection_contents, killed, record_encoded
-from tiny_embedder import save_tiny_embedder
+from index_builds import collection_contents, harbour_corpus, killed
 
 from drzero.ops.files import AlreadyWriting, sole_writer
 from search.chroma.store import open_collection
@@ -29,22 +28,8 @@ DOCUMENTS, CHUNKING = 560, Chunking(64, 8)
 KILLED_IN = ("splitting", "embedding", "writing", "publishing")
 
 
-def text_of(number: int) -> str:
-    return f"Passage {number} tells of the harbour. " * (30 if number % 50 == 0 else 1)
-
-
-def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
-    """Write documents, the last `changed` of which have another text."""
-    records = [
-        {"id": f"d{n}", "title": f"Title {n}", "text": text_of(n + (n >= documents - changed))}
-        for n in range(documents)
-    ]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
-
-
-def index(source: Path, target: Path | str, spec: EmbedderSpec) -> IndexReport:
-    return build_index(source, target, "wiki", spec, chunking=CHUNKING)
+def index(source: Path, target: Path | str, tiny: EmbedderSpec) -> IndexReport:
+    return build_index(source, target, "wiki", tiny, chunking=CHUNKING)
 
 
 def die_at(owner: Any, name: str, call: int) -> None:
@@ -59,7 +44,7 @@ def die_at(owner: Any, name: str, call: int) -> None:
     setattr(owner, name, dying)
 
 
-def run_and_die(where: str, source: Path, target: Path | str, spec: EmbedderSpec) -> None:
+def run_and_die(where: str, source: Path, target: Path | str, tiny: EmbedderSpec) -> None:
     import chromadb
 
     points: dict[str, tuple[Any, str, int]] = {
@@ -69,44 +54,34 @@ def run_and_die(where: str, source: Path, target: Path | str, spec: EmbedderSpec
         "publishing": (Path, "rename", 2 if Path(target).exists() else 1),
     }
     die_at(*points[where])
-    index(source, target, spec)
+    index(source, target, tiny)
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory, spec):
+def built(tmp_path_factory, tiny):
     """A collection indexed in one undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    index(write_corpus(folder / "corpus.jsonl"), folder / "chroma", spec)
+    index(harbour_corpus(folder / "corpus.jsonl", DOCUMENTS), folder / "chroma", tiny)
     return folder / "chroma"
 
 
 @pytest.fixture(scope="module")
-def updated(tmp_path_factory, spec, built):
+def updated(tmp_path_factory, tiny, built):
     """The same with twice the documents, added in one undisturbed run."""
     folder = tmp_path_factory.mktemp("updated")
     shutil.copytree(built, folder / "chroma")
-    index(write_corpus(folder / "corpus.jsonl", 2 * DOCUMENTS), folder / "chroma", spec)
+    index(harbour_corpus(folder / "corpus.jsonl", 2 * DOCUMENTS), folder / "chroma", tiny)
     return folder / "chroma"
-
-
-@pytest.fixture
-def encoded(monkeypatch):
-    return record_encoded(monkeypatch)
 
 
 @pytest.mark.parametrize("where", KILLED_IN)
 def test_a_killed_and_repeated_build_gives_the_collection_of_one_undisturbed_run(
-    where, tmp_path, spec, built, encoded
+    where, tmp_path, tiny, built, encoded
 ):
-    source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
-    killed(run_and_die, where, source, target, spec)
+    source, target = harbour_corpus(tmp_path / "corpus.jsonl", DOCUMENTS), tmp_path / "chroma"
+    killed(run_and_die, where, source, target, tiny)
     assert not target.exists()
-    report = index(source, target, spec)
+    report = index(source, target, tiny)
     assert collection_contents(target) == collection_contents(built)
     chunks = report.info.chunks
     assert len(encoded) == report.embedded == chunks - report.resumed
@@ -126,75 +101,75 @@ rest = pytest.mark.slow("the build killed there is in the first tier, above")
     "where", [pytest.param("embedding", marks=rest), "writing", pytest.param("publishing", marks=rest)]
 )
 def test_a_killed_update_leaves_the_old_collection_and_completes_when_repeated(
-    where, tmp_path, spec, built, updated, encoded
+    where, tmp_path, tiny, built, updated, encoded
 ):
-    source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
+    source = harbour_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
     target = Path(shutil.copytree(built, tmp_path / "chroma"))
-    killed(run_and_die, where, source, target, spec)
+    killed(run_and_die, where, source, target, tiny)
     if where != "publishing":  # between its two renames the folder is away until the next run
         assert collection_contents(target) == collection_contents(built)
-    report = index(source, target, spec)
+    report = index(source, target, tiny)
     assert collection_contents(target) == collection_contents(updated)
     assert report.resumed > 0 and len(encoded) == report.embedded
     assert (report.changes.added, report.changes.kept) == (DOCUMENTS, DOCUMENTS)
 
 
-def test_vectors_of_a_killed_run_are_reused_although_the_corpus_has_changed(tmp_path, spec, encoded):
-    source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
-    killed(run_and_die, "writing", source, target, spec)
-    index(write_corpus(source, DOCUMENTS + 10, 10), target, spec)
+def test_vectors_of_a_killed_run_are_reused_although_the_corpus_has_changed(tmp_path, tiny, encoded):
+    source, target = harbour_corpus(tmp_path / "corpus.jsonl", DOCUMENTS), tmp_path / "chroma"
+    killed(run_and_die, "writing", source, target, tiny)
+    index(harbour_corpus(source, DOCUMENTS + 10, 10), target, tiny)
     assert len(encoded) == 10
     assert collection_contents(target)[0].documents == DOCUMENTS + 10
 
 
-def test_vectors_of_a_killed_run_under_other_settings_are_dropped_with_a_line(tmp_path, spec, capsys):
-    source, target = write_corpus(tmp_path / "corpus.jsonl"), tmp_path / "chroma"
-    killed(run_and_die, "writing", source, target, spec)
-    report = build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
+def test_vectors_of_a_killed_run_under_other_settings_are_dropped_with_a_line(tmp_path, tiny, capsys):
+    source, target = harbour_corpus(tmp_path / "corpus.jsonl", DOCUMENTS), tmp_path / "chroma"
+    killed(run_and_die, "writing", source, target, tiny)
+    report = build_index(source, target, "wiki", tiny, chunking=Chunking(64, 0))
     assert report.resumed == 0 and report.embedded == report.info.chunks
     assert "chunks that a run with another model or chunk size had embedded" in capsys.readouterr().out
 
 
-def test_a_refused_run_keeps_the_vectors_of_a_killed_one(tmp_path, spec, built):
-    source = write_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
+def test_a_refused_run_keeps_the_vectors_of_a_killed_one(tmp_path, tiny, built):
+    source = harbour_corpus(tmp_path / "corpus.jsonl", 2 * DOCUMENTS)
     target = Path(shutil.copytree(built, tmp_path / "chroma"))
-    killed(run_and_die, "writing", source, target, spec)
+    killed(run_and_die, "writing", source, target, tiny)
     with pytest.raises(StoreError, match="--replace"):
-        build_index(source, target, "wiki", spec, chunking=Chunking(64, 0))
+        build_index(source, target, "wiki", tiny, chunking=Chunking(64, 0))
     with pytest.raises(ChunkingError, match="too little"):
-        build_index(source, target, "wiki", spec, chunking=Chunking(400, 100), replace=True)
-    assert index(source, target, spec).embedded == 0
+        build_index(source, target, "wiki", tiny, chunking=Chunking(400, 100), replace=True)
+    assert index(source, target, tiny).embedded == 0
 
 
-def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(tmp_path, spec):
-    source = write_corpus(tmp_path / "corpus.jsonl")
+def test_a_second_build_of_a_servers_collection_at_the_same_time_is_refused(tmp_path, tiny):
+    source = harbour_corpus(tmp_path / "corpus.jsonl", DOCUMENTS)
     place = f"http://127.0.0.1:{unused_port()}"
     with (
         sole_writer(f"collection 'wiki' in {place}"),
         pytest.raises(AlreadyWriting, match=f"writing collection 'wiki' in {place}: wait"),
     ):
-        index(source, place, spec)
+        index(source, place, tiny)
 
 
 def test_a_server_refuses_a_half_written_collection_and_a_repeated_build_completes_it(
-    tmp_path, spec, built, encoded
+    tmp_path, tiny, built, encoded
 ):
-    source = write_corpus(tmp_path / "corpus.jsonl")
+    source = harbour_corpus(tmp_path / "corpus.jsonl", DOCUMENTS)
     with chroma_server(tmp_path / "server", unused_port()) as server:
-        killed(run_and_die, "embedding", source, server.url, spec)
+        killed(run_and_die, "embedding", source, server.url, tiny)
         with pytest.raises(StoreError, match="is being indexed"):
             open_collection(server.url, "wiki")
-        report = index(source, server.url, spec)
+        report = index(source, server.url, tiny)
         assert collection_contents(server.url) == collection_contents(built)
         assert 0 < len(encoded) == report.embedded <= report.info.chunks - 512
-        assert not index(source, server.url, spec).built
+        assert not index(source, server.url, tiny).built
 
 
 def test_a_document_of_many_chunks_is_embedded_in_parts_of_which_a_kill_loses_one(
-    tmp_path, spec, monkeypatch
+    tmp_path, tiny, monkeypatch
 ):
     monkeypatch.setattr("search.indexing.build.TOGETHER", 4)
-    record = {"id": "one", "text": text_of(0) * 10}
+    record = {"id": "one", "text": "Passage 0 tells of the harbour. " * 300}
     (tmp_path / "corpus.jsonl").write_text(json.dumps(record))
     encode, calls = Embedder.encode_passages, iter(range(10**6))
 
@@ -205,5 +180,5 @@ def test_a_document_of_many_chunks_is_embedded_in_parts_of_which_a_kill_loses_on
 
     monkeypatch.setattr(Embedder, "encode_passages", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        index(tmp_path / "corpus.jsonl", tmp_path / "chroma", spec)
-    assert index(tmp_path / "corpus.jsonl", tmp_path / "chroma", spec).resumed == 8
+        index(tmp_path / "corpus.jsonl", tmp_path / "chroma", tiny)
+    assert index(tmp_path / "corpus.jsonl", tmp_path / "chroma", tiny).resumed == 8

@@ -1,6 +1,5 @@
 """A Chroma server's limits are respected: queries at once over all shards, and records per call."""
 
-import json
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from chroma_parts import chroma_server
 from conftest import unused_port
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_embedder import save_tiny_embedder
+from index_builds import harbour_corpus
 
 from search.chroma.location import ChromaPlace, Quota
 from search.chroma.sharded_store import ChromaIndex, ShardLayout
@@ -72,12 +71,7 @@ def server(tmp_path_factory):
         yield started
 
 
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
-
-
-def test_an_index_on_a_server_is_written_and_asked_within_its_quota(server, spec, tmp_path, monkeypatch):
+def test_an_index_on_a_server_is_written_and_asked_within_its_quota(server, tiny, tmp_path, monkeypatch):
     written: list[int] = []
     counted = Counted()
     upsert, query = chromadb.Collection.upsert, chromadb.Collection.query
@@ -94,9 +88,7 @@ def test_an_index_on_a_server_is_written_and_asked_within_its_quota(server, spec
     monkeypatch.setattr(chromadb.Collection, "query", querying)
     place = replace(ChromaPlace.parse(server.url), quota=Quota(PAGE, READS))
     layout = ShardLayout.parse([place], "wiki", SHARDS)
-    records = [{"id": f"d{n}", "text": f"Passage {n} tells of the harbour."} for n in range(40)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    report = build(tmp_path / "corpus.jsonl", Shards(layout), spec)
+    report = build(harbour_corpus(tmp_path / "corpus.jsonl", 40), Shards(layout), tiny)
     assert sum(written) == report.info.chunks and max(written) == PAGE
     vectors = np.random.default_rng(0).normal(size=(4, report.info.dimension)).astype(np.float32)
     with closing(ChromaIndex(layout).open()) as store, ThreadPoolExecutor(4) as pool:

@@ -1,6 +1,5 @@
 """Shards that are built, killed in three places each, and built again: the same index as without the kill."""
 
-import json
 import os
 import shutil
 import signal
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from index_builds import collection_contents, killed, record_encoded
-from tiny_embedder import save_tiny_embedder
+from index_builds import collection_contents, harbour_corpus, killed
 
 import search.indexing.build
 from search.chroma.sharded_store import ChromaIndex, ShardLayout, chroma_index
@@ -29,14 +27,9 @@ TOGETHER = 30
 
 
 def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Path:
-    """Every tenth document has several chunks, two share one text, and the last `changed` differ."""
-    texts = [
-        f"Passage {n + (n >= documents - changed)} tells of the harbour. " * (30 if n % 10 == 0 else 1)
-        for n in range(documents)
-    ]
-    records = [{"id": f"d{n}", "title": f"Title {n}", "text": text} for n, text in enumerate(texts)]
-    records.append({**records[1], "id": "again"})
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    """Every tenth document has several chunks, and the last record has the second one's text."""
+    lines = harbour_corpus(path, documents, changed, every=10).read_text().splitlines()
+    path.write_text("\n".join([*lines, lines[1].replace('"d1"', '"again"')]))
     return path
 
 
@@ -44,19 +37,14 @@ def target_in(folder: Path) -> Shards:
     return Shards(ShardLayout.parse([folder / "chroma"], "wiki", SHARDS))
 
 
-def index(folder: Path, spec: EmbedderSpec, **how: Any) -> IndexReport:
-    return build(folder / "corpus.jsonl", target_in(folder), spec, BuildOptions(chunking=CHUNKING, **how))
+def index(folder: Path, tiny: EmbedderSpec, **how: Any) -> IndexReport:
+    return build(folder / "corpus.jsonl", target_in(folder), tiny, BuildOptions(chunking=CHUNKING, **how))
 
 
 def contents(folder: Path) -> list[Any]:
     """Each shard's contents, by id."""
     layout = target_in(folder).layout
     return [collection_contents(*layout.place(number)) for number in range(SHARDS)]
-
-
-@pytest.fixture(scope="module")
-def spec(tmp_path_factory):
-    return save_tiny_embedder(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,11 +55,11 @@ def two_calls_a_shard():
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory, spec):
+def built(tmp_path_factory, tiny):
     """Shards that were indexed in one undisturbed run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     write_corpus(folder / "corpus.jsonl")
-    index(folder, spec)
+    index(folder, tiny)
     return folder
 
 
@@ -80,23 +68,18 @@ def copied(built, tmp_path):
     return Path(shutil.copytree(built, tmp_path / "copied"))
 
 
-@pytest.fixture
-def encoded(monkeypatch):
-    return record_encoded(monkeypatch)
-
-
 # --- results of a build ---
 
 
-def test_the_index_is_that_of_one_collection(built, spec, tmp_path):
-    build_index(built / "corpus.jsonl", tmp_path / "one", "wiki", spec, chunking=CHUNKING)
+def test_the_index_is_that_of_one_collection(built, tiny, tmp_path):
+    build_index(built / "corpus.jsonl", tmp_path / "one", "wiki", tiny, chunking=CHUNKING)
     one, many = chroma_index([tmp_path / "one"], "wiki"), ChromaIndex(target_in(built).layout)
     assert list(many.documents()) == list(one.documents())
-    queries = Embedder(spec).encode_queries(["harbour", "Passage 17", "Title 30"])
+    queries = Embedder(tiny).encode_queries(["harbour", "Passage 17", "Title 30"])
     with closing(one.open()) as whole, closing(many.open()) as shards:
         assert shards.info == whole.info
         assert shards.check_content()
-        shards.check_embedder(Embedder(spec))
+        shards.check_embedder(Embedder(tiny))
         wanted, found = whole.query(queries, 5), shards.query(queries, 5)
     for expected, hits in zip(wanted, found, strict=True):
         assert [hit["score"] for hit in hits] == pytest.approx([hit["score"] for hit in expected], abs=1e-6)
@@ -105,30 +88,30 @@ def test_the_index_is_that_of_one_collection(built, spec, tmp_path):
     assert sorted(path.name for path in (built / "chroma").iterdir()) == names
 
 
-def test_a_repeated_build_changes_nothing(copied, spec, encoded):
-    report = index(copied, spec)
+def test_a_repeated_build_changes_nothing(copied, tiny, encoded):
+    report = index(copied, tiny)
     assert (report.built, encoded) == (False, [])
     assert report.survey.duplicates == 1
 
 
-def test_an_update_embeds_what_is_new_and_leaves_each_document_in_its_shard(copied, built, spec, encoded):
+def test_an_update_embeds_what_is_new_and_leaves_each_document_in_its_shard(copied, built, tiny, encoded):
     write_corpus(copied / "corpus.jsonl", DOCUMENTS + 3)
-    report = index(copied, spec)
+    report = index(copied, tiny)
     assert report.changes is not None
     assert (report.changes.kept, report.changes.added, report.embedded) == (DOCUMENTS, 3, len(encoded))
     for (_, before), (_, after) in zip(contents(built), contents(copied), strict=True):
         assert before.items() <= after.items()
 
 
-def test_another_corpus_is_refused_before_any_shard_is_written(copied, spec):
+def test_another_corpus_is_refused_before_any_shard_is_written(copied, tiny):
     before = contents(copied)
     write_corpus(copied / "corpus.jsonl", changed=DOCUMENTS - 10)
     with pytest.raises(StoreError, match=r"exists already and is of other content, only 10 of its 60"):
-        index(copied, spec)
+        index(copied, tiny)
     assert contents(copied) == before
 
 
-def test_what_the_whole_takes_is_judged_once(tmp_path, spec):
+def test_what_the_whole_takes_is_judged_once(tmp_path, tiny):
     write_corpus(tmp_path / "corpus.jsonl")
     plans: list[Planned] = []
 
@@ -137,31 +120,31 @@ def test_what_the_whole_takes_is_judged_once(tmp_path, spec):
         raise StoreError("too large")
 
     with pytest.raises(StoreError, match="too large"):
-        index(tmp_path, spec, judge=refuse)
+        index(tmp_path, tiny, judge=refuse)
     ((planned,)) = plans
     assert planned.size.chunks == planned.chunks >= DOCUMENTS
     assert not list(tmp_path.rglob("*.sqlite3"))
 
 
-def test_what_was_embedded_alone_is_written_by_the_next_build(built, spec, encoded, tmp_path):
+def test_what_was_embedded_alone_is_written_by_the_next_build(built, tiny, encoded, tmp_path):
     write_corpus(tmp_path / "corpus.jsonl")
-    first = index(tmp_path, spec, embed_only=True)
+    first = index(tmp_path, tiny, embed_only=True)
     assert (first.is_written, first.embedded) == (False, len(encoded))
     assert not list(tmp_path.rglob("chroma.sqlite3"))
     plans: list[Planned] = []
-    second = index(tmp_path, spec, judge=plans.append)
+    second = index(tmp_path, tiny, judge=plans.append)
     assert [planned.chunks for planned in plans] == [0]  # once, of the whole, with nothing left to embed
     assert (second.is_written, second.resumed) == (True, len(encoded))
     assert contents(tmp_path) == contents(built)
-    assert index(tmp_path, spec, embed_only=True).built is False
+    assert index(tmp_path, tiny, embed_only=True).built is False
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
-def test_more_shards_than_the_documents_fill_are_refused(tmp_path, spec):
+def test_more_shards_than_the_documents_fill_are_refused(tmp_path, tiny):
     write_corpus(tmp_path / "corpus.jsonl", 2)
     layout = ShardLayout.parse([tmp_path / "chroma"], "wiki", 40)
     with pytest.raises(StoreError, match=r"would be empty, as .* has 2 documents: set fewer"):
-        build(tmp_path / "corpus.jsonl", Shards(layout), spec)
+        build(tmp_path / "corpus.jsonl", Shards(layout), tiny)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 
@@ -201,7 +184,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
     monkeypatch.setattr(owner, name, failing)
 
 
-def end_in(where: str, shard: int, folder: Path, spec: EmbedderSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def end_in(where: str, shard: int, folder: Path, tiny: EmbedderSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a build end in a shard."""
     with monkeypatch.context() as patch:
         expected: type[BaseException] = Killed
@@ -219,7 +202,7 @@ def end_in(where: str, shard: int, folder: Path, spec: EmbedderSpec, monkeypatch
 
             patch.setattr(Writers, "start", killing)
         with pytest.raises(expected):
-            index(folder, spec)
+            index(folder, tiny)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +210,12 @@ def end_in(where: str, shard: int, folder: Path, spec: EmbedderSpec, monkeypatch
 )
 @pytest.mark.parametrize("where", ["embedding", "inserting", "between"])
 def test_a_build_that_ends_anywhere_and_is_repeated_gives_the_same_index(
-    where, shard, tmp_path, built, spec, encoded, monkeypatch
+    where, shard, tmp_path, built, tiny, encoded, monkeypatch
 ):
     write_corpus(tmp_path / "corpus.jsonl")
-    end_in(where, shard, tmp_path, spec, monkeypatch)
+    end_in(where, shard, tmp_path, tiny, monkeypatch)
     before = len(encoded)
-    report = index(tmp_path, spec)
+    report = index(tmp_path, tiny)
     assert contents(tmp_path) == contents(built)
     # Nothing that a journal has is embedded again.
     assert report.embedded == len(encoded) - before
@@ -240,19 +223,19 @@ def test_a_build_that_ends_anywhere_and_is_repeated_gives_the_same_index(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
-def run_and_die(folder: Path, spec: EmbedderSpec) -> None:
+def run_and_die(folder: Path, tiny: EmbedderSpec) -> None:
     start, search.indexing.build.TOGETHER = Writers.start, TOGETHER
 
     def killing(self: Writers, name: str, unwritten: Unwritten) -> None:
         start(self, name, KillsItsParent(**vars(unwritten)))
 
     Writers.start = killing  # type: ignore[method-assign]  # of a process that ends here
-    index(folder, spec)
+    index(folder, tiny)
 
 
 @pytest.mark.slow("a process that loads an embedder of its own")
-def test_a_build_that_is_killed_takes_its_processes_with_it_and_is_repeated(tmp_path, built, spec):
+def test_a_build_that_is_killed_takes_its_processes_with_it_and_is_repeated(tmp_path, built, tiny):
     write_corpus(tmp_path / "corpus.jsonl")
-    killed(run_and_die, tmp_path, spec)
-    index(tmp_path, spec)
+    killed(run_and_die, tmp_path, tiny)
+    index(tmp_path, tiny)
     assert contents(tmp_path) == contents(built)
