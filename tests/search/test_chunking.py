@@ -54,34 +54,36 @@ def read_tokens(title: str, text: str) -> int:
     return len(tokenizer().encode(prefix + passage_text(title, text)).ids)
 
 
+def check(document: Document) -> None:
+    """Chunks are slices in order that join to the text without their overlap, and none is too long."""
+    progress: list[float] = []
+    chunks = chunker().split(document, progress.append)
+    assert len(progress) == len(chunks) and sum(progress) == pytest.approx(1)
+    assert chunks == chunker().split(document)
+    assert len({chunk.id for chunk in chunks}) == len(chunks)
+    places = [(place, len(chunks)) for place in range(1, len(chunks) + 1)]
+    assert [(chunk.part, chunk.parts) for chunk in chunks] == places
+    end, joined = 0, ""
+    for chunk in chunks:
+        assert read_tokens(chunk.title, chunk.text) <= 40
+        assert document.text[chunk.start :].startswith(chunk.text) and chunk.start <= end
+        joined += chunk.text[end - chunk.start :]
+        assert (chunk.start + len(chunk.text) > end) or not document.text
+        end = chunk.start + len(chunk.text)
+    assert joined == document.text
+    if read_tokens(document.title, document.text) <= 40:
+        assert chunks == [Chunk("doc", document.title, document.text, 1, 1, 0)]
+
+
 @given(texts, titles)
-def test_progress_comes_with_every_chunk_and_is_one_document_in_sum(text, title):
-    parts: list[float] = []
-    chunks = chunker().split(Document("doc", title, text), parts.append)
-    assert len(parts) == len(chunks) and sum(parts) == pytest.approx(1)
+def test_any_text_is_split_into_slices_that_the_embedder_reads_whole(text, title):
+    check(Document("doc", title, text))
 
 
 def test_a_long_title_without_a_text_is_one_chunk():
     parts: list[float] = []
     (chunk,) = chunker().split(Document("doc", "Orrin is a harbour town " * 10, ""), parts.append)
     assert (chunk.title, chunk.text, parts) == ("Orrin is a harbour town Orrin is a", "", [1])
-
-
-@given(texts, titles)
-def test_no_chunk_is_longer_than_the_limit_as_the_embedder_reads_it(text, title):
-    chunks = split(text, title)
-    assert all(read_tokens(chunk.title, chunk.text) <= 40 for chunk in chunks)
-
-
-@given(texts, titles)
-def test_chunks_are_slices_in_order_that_join_to_the_text_without_their_overlap(text, title):
-    end, joined = 0, ""
-    for chunk in split(text, title):
-        assert text[chunk.start :].startswith(chunk.text) and chunk.start <= end
-        joined += chunk.text[end - chunk.start :]
-        assert (chunk.start + len(chunk.text) > end) or not text
-        end = chunk.start + len(chunk.text)
-    assert joined == text
 
 
 @given(prose)
@@ -102,24 +104,14 @@ short_sentences = st.tuples(SHORT, st.sampled_from([".", "!", '."']), st.sampled
 
 @settings(max_examples=40)
 @given(st.lists(short_sentences, min_size=1, max_size=40).map("".join))
-def test_what_is_repeated_is_whole_sentences(text):
-    for chunk in split(text, tokens=64, overlap=16):
-        assert chunk.start == 0 or re.search(r'[.!]"?\s+$', text[: chunk.start])
-
-
-@settings(max_examples=40)
-@given(st.lists(short_sentences, min_size=1, max_size=40).map("".join))
-def test_where_sentences_fit_every_chunk_is_of_whole_ones_even_if_lines_are_wrapped(text):
+def test_chunks_and_what_they_repeat_are_whole_sentences_even_if_lines_are_wrapped(text):
     for chunk in split(text, tokens=64, overlap=0):
         assert re.search(r'[.!]"?\s*$', chunk.text)
+    for chunk in [*split(text, tokens=64, overlap=0), *split(text, tokens=64, overlap=16)]:
         assert chunk.start == 0 or re.search(r'[.!]"?\s+$', text[: chunk.start])
 
 
-@pytest.mark.parametrize(
-    "torn",
-    ["e.g. ", "Dr. ", "J. ", "1. ", "12. ", "i.e. ", "vs. ", "approx. of "],
-    ids=lambda word: word.strip(),
-)
+@pytest.mark.parametrize("torn", ["e.g. ", "Dr. ", "J. ", "1. ", "12. ", "i.e. ", "vs. ", "approx. of "])
 def test_a_full_stop_of_an_abbreviation_or_a_number_ends_no_sentence(torn):
     text = f"The harbour of {torn}Orrin is old and large"
     assert not list(SENTENCE_END.finditer(text))
@@ -147,15 +139,8 @@ def split_markdown(text: str, title: str = "", overlap: int = 8) -> list[Chunk]:
 
 @settings(max_examples=50)
 @given(markdown, titles)
-def test_markdown_loses_nothing_and_no_chunk_is_too_long(text, title):
-    end, joined = 0, ""
-    for chunk in split_markdown(text, title):
-        assert read_tokens(chunk.title, chunk.text) <= 40
-        assert text[chunk.start :].startswith(chunk.text) and chunk.start <= end
-        assert chunk.start + len(chunk.text) > end or not text
-        joined += chunk.text[end - chunk.start :]
-        end = chunk.start + len(chunk.text)
-    assert joined == text
+def test_markdown_is_split_in_the_same_way(text, title):
+    check(Document("doc", title, text, markdown=True))
 
 
 def wholes(text: str) -> list[str]:
@@ -200,36 +185,22 @@ def test_a_fence_longer_than_a_chunk_is_cut_between_lines():
     assert any(after.start < before.start + len(before.text) for before, after in pairwise(chunks))
 
 
-@given(texts, titles)
-def test_a_document_that_fits_is_one_chunk_that_keeps_id_title_and_text(text, title):
-    if read_tokens(title, text) <= 40:
-        assert split(text, title) == [Chunk("doc", title, text, 1, 1, 0)]
-
-
-@given(texts, titles)
-def test_splitting_again_gives_the_same_ids_and_parts_in_order(text, title):
-    chunks = split(text, title)
-    assert chunks == split(text, title)
-    assert len({chunk.id for chunk in chunks}) == len(chunks)
-    assert [(chunk.part, chunk.parts) for chunk in chunks] == [
-        (place, len(chunks)) for place in range(1, len(chunks) + 1)
-    ]
-
-
 def test_a_chunk_id_changes_with_its_text_and_not_with_what_follows():
     text = "Orrin is a town. " * 20
     ids, changed = ([chunk.id for chunk in split(t)] for t in (text, text + "It has a harbour."))
     assert ids[0] == changed[0] and ids[-1] != changed[-1]
 
 
-def test_the_title_is_repeated_on_each_chunk():
-    chunks = split("Orrin is a town. " * 40, "The town of Orrin")
-    assert len(chunks) > 1 and {chunk.title for chunk in chunks} == {"The town of Orrin"}
-
-
-def test_a_title_that_would_leave_no_room_is_cut_to_a_quarter():
-    chunks = split("Orrin is a town. " * 40, "A very long title " * 30)
-    assert all(chunk.title and count(chunk.title) <= 10 for chunk in chunks)
+@pytest.mark.parametrize(
+    ("title", "shown"),
+    [
+        ("The town of Orrin", "The town of Orrin"),
+        ("A very long title " * 30, "A very long title A very long title A very"),  # a quarter of 40
+    ],
+)
+def test_the_title_is_repeated_on_each_chunk_and_leaves_room_for_text(title, shown):
+    chunks = split("Orrin is a town. " * 40, title)
+    assert len(chunks) > 1 and {chunk.title for chunk in chunks} == {shown}
 
 
 def test_the_passage_prefix_counts():
