@@ -10,14 +10,11 @@ import chromadb
 import pytest
 from chroma_parts import NAME, build, chroma_server, text_of, unit_vectors, written_index
 from conftest import unused_port
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from search.chroma.location import ChromaPlace, connect
 from search.chroma.store import (
     DRAW,
-    DRAWS,
     CollectionInfo,
     draw_from,
     draw_of,
@@ -53,11 +50,6 @@ def read(monkeypatch):
 
 def in_order(place: Path | str, seed: int) -> Iterator[tuple[str, str, str]]:
     return draw_from([(ChromaPlace.parse(place), NAME)], seed)
-
-
-@given(st.text(max_size=40).filter(str.isprintable))
-def test_a_draw_is_one_of_its_range_and_depends_on_the_id_alone(key):
-    assert 0 <= draw_of(key) == draw_of(key) < DRAWS
 
 
 def test_draws_of_similar_ids_are_spread_evenly():

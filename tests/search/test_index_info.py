@@ -6,7 +6,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from conftest import unused_port
 from scripted_search import retrieve
-from scripted_search import serving as scripted
 from search_parts import COLLECTION, PASSAGES, SPEC, build_collection, serving_with_token
 
 from drzero.recipe.fingerprint import fingerprint_collection
@@ -50,13 +49,6 @@ def test_without_its_token_neither_the_index_nor_a_passage_is_shown(url, monkeyp
         retrieve(url, ["salt"])
     for said in (str(asked.value), str(searched.value)):
         assert TOKEN not in said and "wrong-0815" not in said
-
-
-def test_a_refused_token_is_not_sent_again(monkeypatch):
-    monkeypatch.setenv(TOKEN_VARIABLE, "wrong-0815")
-    with scripted((401, {"detail": "a bearer token is needed"})) as server, pytest.raises(SearchRequestError):
-        retrieve(server.url, ["salt"], deadline_s=5.0)
-    assert len(server.requests) == 1
 
 
 def test_what_does_not_answer_is_away_and_named():

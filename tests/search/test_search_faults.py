@@ -5,14 +5,16 @@ Every client checks that its answer belongs to its question. The cache is off: e
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import psutil
@@ -119,10 +121,8 @@ def test_a_killed_encoder_is_replaced_and_its_batch_is_not_lost(server):
         await load.more(200)
 
     load = under_load(server.url, kill)
-    assert set(load.seen) <= {
-        200,
-        503,
-    }  # 503: on a machine where an encoder loads for longer than the deadline
+    # 503: on a machine where an encoder loads for longer than the deadline
+    assert set(load.seen) <= {200, 503}
     assert read_metric(server.url, "retrieval_encoder_restarts_total") == deaths + 1
 
 
@@ -136,38 +136,35 @@ def test_an_encoder_killed_while_idle_is_replaced_before_anyone_asks(server):
     assert server.is_healthy()
 
 
-def test_a_renamed_folder_is_a_503_until_it_is_back(server, chroma):
-    away = chroma.with_name("away")
+@contextmanager
+def renamed(chroma: Path) -> Iterator[None]:
+    chroma.rename(chroma.with_name("away"))
+    try:
+        yield
+    finally:
+        chroma.with_name("away").rename(chroma)
 
-    async def rename(load: Load) -> None:
-        chroma.rename(away)
-        try:
+
+@contextmanager
+def cut_off(chroma: Path) -> Iterator[None]:
+    database, whole = chroma / "chroma.sqlite3", chroma.with_name("whole.sqlite3")
+    shutil.copy(database, whole)
+    os.truncate(database, database.stat().st_size // 2)
+    try:
+        yield
+    finally:
+        shutil.copy(whole, database)
+
+
+@pytest.mark.parametrize("broken", [renamed, cut_off])
+def test_a_broken_folder_is_a_503_until_it_is_restored(server, chroma, broken):
+    async def break_it(load: Load) -> None:
+        with broken(chroma):
             await load.more(503)
             assert not await asyncio.to_thread(server.is_healthy)
-        finally:
-            away.rename(chroma)
         await load.more(200)
 
-    load = under_load(server.url, rename)
-    assert set(load.seen) == {200, 503}
-    assert server.is_healthy()
-
-
-def test_a_damaged_folder_is_a_503_until_it_is_restored(server, chroma):
-    database = chroma / "chroma.sqlite3"
-    whole = chroma.with_name("whole.sqlite3")
-    shutil.copy(database, whole)
-
-    async def damage(load: Load) -> None:
-        with database.open("r+b") as file:
-            file.truncate(database.stat().st_size // 2)
-        try:
-            await load.more(503)
-        finally:
-            shutil.copy(whole, database)
-        await load.more(200)
-
-    load = under_load(server.url, damage)
+    load = under_load(server.url, break_it)
     assert set(load.seen) == {200, 503}
     assert server.is_healthy()
 
