@@ -1,7 +1,6 @@
 """Makes the challenger's training file and its held-out split from a corpus, in the exact ratio of hops."""
 
 import random
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -15,6 +14,7 @@ from data.hop_ratio import assign_hops, largest_remainder, prompts_file
 from data.links import MEASURED
 from data.parquet_io import training_row, write_training_rows
 from data.prose import prose_share, without_lead_in
+from data.spread import spread
 from search.indexing.boundaries import Boundaries
 from search.indexing.chunking import document_of
 from search.sources.corpus import Some
@@ -192,14 +192,8 @@ class _Drawn:
             elif (place := self._rng.randrange(number)) < size:
                 reservoir[place] = document
         self._rng.shuffle(reservoir)
-        times = Counter[str]()
-        rounds: list[tuple[int, Document]] = []
-        for document in self._unlike(reservoir):
-            whole = document_of(document[0])
-            rounds.append((times[whole], document))
-            times[whole] += 1
         # Another chunk of a document comes after one of each.
-        return [document for _, document in sorted(rounds, key=lambda one: one[0])]
+        return spread(self._unlike(reservoir), lambda document: document_of(document[0]))
 
     def _fit(self, documents: Iterable[Document]) -> Iterator[Document]:
         for doc_id, title, text in documents:

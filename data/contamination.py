@@ -1,7 +1,7 @@
 """Overlap with benchmark questions, in SQuAD's normal form. It would invalidate a benchmark's score."""
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
 
@@ -26,15 +26,15 @@ class OverlapIndex:
         self._normal = sorted({" ".join(normal_words(question.question)) for question in questions} - {""})
         self._runs: dict[str, list[int]] = defaultdict(list)
         self._short: dict[int, set[str]] = defaultdict(set)  # by their number of words
-        self._with_word: dict[str, list[int]] = defaultdict(list)
+        self._times: Counter[str] = Counter()  # questions that have a term
+        self._text = "\n".join(f" {normal} " for normal in self._normal)
         for number, normal in enumerate(self._normal):
             words = normal.split()
             for run in _copies(words, ngram):
                 self._runs[run].append(number)
             if length_in_words(words) < ngram:
                 self._short[len(words)].add(normal)
-            for term in _terms(words):
-                self._with_word[term].append(number)
+            self._times.update(_terms(words))
         self._facts: dict[str, list[tuple[frozenset[str], str, str]]] = defaultdict(list)  # by answer
         for question in questions:
             names = frozenset(names_of(question.question)), unspaced_name(question.question)
@@ -54,11 +54,9 @@ class OverlapIndex:
             for run in _runs(words, length):
                 if run in short_questions:
                     return run
-        if not words or length_in_words(words) >= self.ngram:
-            return None
         whole = " ".join(words)
-        rarest = min((self._with_word.get(term, []) for term in _terms(words)), key=len)
-        return whole if any(f" {whole} " in f" {self._normal[number]} " for number in rarest) else None
+        is_short = words and length_in_words(words) < self.ngram
+        return whole if is_short and f" {whole} " in self._text else None
 
     def same_fact(self, question: str, answer: str) -> str | None:
         """Return the benchmark question with this answer whose names all occur in the question, or None."""
@@ -71,7 +69,7 @@ class OverlapIndex:
 
     def _tells(self, run: str) -> bool:
         limit = max(_COMMON_QUESTIONS, len(self) // _COMMON_SHARE)
-        return any(len(self._with_word[term]) <= limit for term in _terms(run.split()))
+        return any(self._times[term] <= limit for term in _terms(run.split()))
 
     def _has_whole(self, words: list[str], numbers: Iterable[int]) -> bool:
         text = f" {' '.join(words)} "

@@ -6,7 +6,6 @@ The splits share no invented word and no two relations in a row. Equal seed, spl
 """
 
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -16,6 +15,7 @@ from typing import Literal
 
 from data.errors import DataError
 from data.hop_ratio import largest_remainder
+from data.spread import spread
 from data.world_language import COLOUR, FIRM_NOUNS, PRONOUNS, RELATIONS, WORK_NOUNS, invented_word, say
 from drzero.ops.files import write_jsonl
 from verl_ext.method.answers import contains_answer
@@ -191,7 +191,9 @@ def _draw_chains(world: World, hop: int, count: int, land: Set[str], rng: random
         for things, relations in _walks(world, hop)
         if things[0] in land and all(split_of("→".join(pair)) == world.split for pair in pairwise(relations))
     ]
-    for things, relations in _spread(walks, rng):
+    rng.shuffle(walks)
+    # A walk from every first document, then a second from each, and so on.
+    for things, relations in spread(walks, lambda walk: walk[0][0]):
         names = tuple(map(world.name, things))
         question = compose_question(names[0], relations, rng)
         chain_id = f"{world.split}-{hop}-{len(chains):04d}"
@@ -228,17 +230,6 @@ def _walks(world: World, hop: int) -> Iterator[Walk]:
 
     for start in world.entities:
         yield from walk((start,), ())
-
-
-def _spread(walks: list[Walk], rng: random.Random) -> list[Walk]:
-    """Shuffle, then take one walk from every first document, then a second from each, and so on."""
-    rng.shuffle(walks)
-    seen: Counter[str] = Counter()
-    rounds: list[int] = []
-    for things, _ in walks:
-        seen[things[0]] += 1
-        rounds.append(seen[things[0]])
-    return [walks[i] for i in sorted(range(len(walks)), key=rounds.__getitem__)]
 
 
 def compose_question(start: str, relations: tuple[str, ...], rng: random.Random) -> str:

@@ -1,22 +1,20 @@
 """A few accepted and rejected questions for a person to read, spread over hops or reasons for refusal."""
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from data.pairs import Pair, trajectory_of
 from data.selection import RefusedSample, Rejection, Selection
+from data.spread import spread
 from verl_ext.method.answers import contains_answer, normalize_answer
 from verl_ext.method.format_score import retrieved_passages
 from verl_ext.method.trajectory import Trajectory
 
 SHOWN = 3  # questions of each kind
 _AROUND = 160  # characters of a text shown on each side of the answer
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def of_selection(
     """Return examples of a selection. `speaks_for` says what supports an accepted pair."""
     by_key = {(record["prompt_index"], record["sample"]): record for record in records}
     accepted = []
-    for pair in spread(selection.accepted, lambda pair: pair.hop):
+    for pair in spread(selection.accepted, lambda pair: pair.hop)[:SHOWN]:
         why = speaks_for(pair) if speaks_for else "passed every gate"
         found = evidence(pair.answer, pair.document, pair.trajectory)
         accepted.append(Example(pair.hop, pair.doc_id, pair.question, pair.answer, why, found))
@@ -71,19 +69,8 @@ def of_selection(
         return Example(rejection.hop, rejection.doc_id, sample.question, sample.answer, why, found)
 
     refused = [(one, sample) for one in selection.rejected for sample in one.samples[:1]]
-    chosen = spread(refused, lambda pair: (pair[1].question is None, _gate(pair[1])))
+    chosen = spread(refused, lambda pair: (pair[1].question is None, _gate(pair[1])))[:SHOWN]
     return Examples(accepted, [shown(*pair) for pair in chosen])
-
-
-def spread(items: Iterable[Item], kind: Callable[[Item], Hashable], count: int = SHOWN) -> list[Item]:
-    """Return the first of each kind, then the second of each, and so on, up to `count`."""
-    by_kind: dict[Hashable, list[Item]] = defaultdict(list)
-    for item in items:
-        by_kind[kind(item)].append(item)
-    chosen: list[Item] = []
-    for rank in range(count):
-        chosen += [of_kind[rank] for of_kind in by_kind.values() if len(of_kind) > rank]
-    return chosen[:count]
 
 
 def evidence(answer: str | None, document: str, trajectory: Trajectory) -> str:

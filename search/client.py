@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 
 import httpx
 
+from drzero.ops.bearer import bearer_headers
 from drzero.ops.text import encodable
-from search.wire import Passage, read_token, token_advice
+from search.wire import TOKEN_VARIABLE, Passage, token_advice
 
 BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
@@ -62,8 +63,7 @@ class SearchClient:
         self.topk = topk
         self.deadline_s = deadline_s
         self._attempt_s = deadline_s / 3
-        token = read_token()
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers = bearer_headers(TOKEN_VARIABLE)
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
     async def retrieve(self, queries: Sequence[str], topk: int | None = None) -> list[list[Passage]]:

@@ -27,6 +27,7 @@ import uvicorn
 import uvloop
 from setproctitle import setproctitle
 
+from drzero.ops.bearer import bearer_of
 from drzero.ops.connections import Connection
 from drzero.ops.errors import UserError
 from drzero.ops.proxies import check_proxies
@@ -41,7 +42,7 @@ from search.serving.encoders import EncoderPool, PooledEmbedder
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval, ServiceLimits
 from search.stored_index import Index, StoredIndex
-from search.wire import TOKEN_VARIABLE, read_token
+from search.wire import TOKEN_VARIABLE
 
 DRAIN_S = 7.0  # Seconds for open requests after SIGTERM; supervisors usually send SIGKILL after ten
 EXIT_S = 9.0  # Seconds from the signal to exit, even if a thread or a device hangs
@@ -227,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         check_proxies()
-        token = read_token()
+        token = bearer_of(TOKEN_VARIABLE)
         logging.getLogger("search").setLevel(os.environ.get("DRZERO_LOG_LEVEL", "INFO").upper())
     except (UserError, ValueError) as error:
         parser().error(str(error))

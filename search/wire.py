@@ -24,14 +24,13 @@ class ScoredPassage(TypedDict):
     score: float
 
 
-def read_token() -> str | None:
-    """Return the environment's bearer token, if any. Raises TokenUnusable if it cannot be sent."""
-    return bearer_of(TOKEN_VARIABLE)
-
-
 def token_advice() -> str:
     """Return what to do about a 401, without revealing the token."""
-    known = "its token" if read_token() is None else "its own token, which is another than the one there"
+    known = (
+        "its token"
+        if bearer_of(TOKEN_VARIABLE) is None
+        else "its own token, which is another than the one there"
+    )
     return f"set {TOKEN_VARIABLE} to {known}"
 
 

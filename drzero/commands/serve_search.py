@@ -15,11 +15,12 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from drzero.ops.bearer import bearer_of
 from drzero.ops.console import say
 from drzero.ops.process.ports import EVERY_HOST, address
 from drzero.ops.services.services import ServiceGroup
 from drzero.stages.services import check_and_resolve, retrieval_spec
-from search.wire import TOKEN_VARIABLE, read_token
+from search.wire import TOKEN_VARIABLE
 
 
 def run_serve_search(config: DictConfig) -> None:
@@ -29,7 +30,7 @@ def run_serve_search(config: DictConfig) -> None:
     # Nothing else runs, so the console shows the service's log.
     with ServiceGroup([replace(retrieval_spec(config), relays=True)]) as services:
         url = address(config.retrieval.host, config.retrieval.port)
-        with_token = read_token() is not None
+        with_token = bearer_of(TOKEN_VARIABLE) is not None
         asks = f"it asks for the token in {TOKEN_VARIABLE}" if with_token else "it asks for no token"
         say("serve-search", f"{url} answers, {asks}; {url}/docs describes it, Ctrl-C ends it")
         say(

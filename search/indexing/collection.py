@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from chromadb.errors import ChromaError
@@ -58,6 +58,7 @@ def settings_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
 class Collection:
     """A collection by name in a Chroma, which need not exist yet (`shard`, `whole`: see `CollectionInfo`)."""
 
+    draws: ClassVar[int] = DRAWS  # the `CollectionInfo.draws` of a new one
     place: ChromaPlace
     name: str
     shard: str = ""
@@ -70,11 +71,6 @@ class Collection:
     def folder(self) -> Path | None:
         """The Chroma folder, None for a server."""
         return self.place.folder
-
-    @property
-    def draws(self) -> int:
-        """The `CollectionInfo.draws` of a new collection."""
-        return DRAWS
 
     def size(self, chunks: int, dimension: int, text_bytes: int) -> IndexSize:
         """Return the size of a collection with this content."""

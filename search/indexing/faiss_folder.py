@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import faiss
 import msgspec
@@ -29,6 +29,7 @@ from search.stored_index import INDEX_FILE, CollectionInfo
 class FaissFolder:
     """A folder with one FAISS index of a kind, which need not exist yet."""
 
+    draws: ClassVar[int] = 0  # rows are drawn by number
     folder: Path
     kind: str = "flat"
 
@@ -39,11 +40,6 @@ class FaissFolder:
     def name(self) -> str:
         """The folder's name."""
         return self.folder.name
-
-    @property
-    def draws(self) -> int:
-        """None: rows are drawn by number."""
-        return 0
 
     @property
     def files(self) -> FaissFiles:
@@ -77,15 +73,9 @@ class FaissFolder:
 
     def chunks(self) -> Iterator[tuple[str, str, str | None, int]]:
         """Yield each existing chunk's id, document, document digest and number of chunks."""
-        with self.files.corpus.open("rb") as lines:
-            for line in lines:
-                found = msgspec.json.decode(line)
-                yield (
-                    found["id"],
-                    found["doc_id"],
-                    found["doc_digest"],
-                    int(found["chunk"].rpartition("/")[2]),
-                )
+        for found in self._records():
+            parts = int(found["chunk"].rpartition("/")[2])
+            yield found["id"], found["doc_id"], found["doc_digest"], parts
 
     def embedded(self) -> Iterator[tuple[list[str], np.ndarray]]:
         """Yield each chunk (document, digest, part, parts, id, title, text) with its vector, if kept."""
@@ -93,15 +83,22 @@ class FaissFolder:
         if record is None or record.kind not in ("flat", "hnsw"):
             return
         index = map_index(self.files.index)
+        for row, found in enumerate(self._records()):
+            part, _, parts = found["chunk"].partition("/")
+            chunk = [
+                found["doc_id"],
+                found["doc_digest"],
+                part,
+                parts,
+                found["id"],
+                found["title"],
+                found["text"],
+            ]
+            yield chunk, np.asarray(index.reconstruct(row))
+
+    def _records(self) -> Iterator[dict[str, str]]:
         with self.files.corpus.open("rb") as lines:
-            for row, line in enumerate(lines):
-                found = msgspec.json.decode(line)
-                names = [found[name] for name in ("id", "title", "text")]
-                part, _, parts = found["chunk"].partition("/")
-                yield (
-                    [found["doc_id"], found["doc_digest"], part, parts, *names],
-                    np.asarray(index.reconstruct(row)),
-                )
+            yield from map(msgspec.json.decode, lines)
 
     def write_folder(
         self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path

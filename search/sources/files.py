@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, AnyStr, NamedTuple
+from typing import IO, AnyStr, NamedTuple, cast
 
 import chardet
 import pyarrow as pa
@@ -111,22 +111,7 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
             return
         with pa.CompressedInputStream(stream, compression) as plain:
             # A buffer, because Arrow's stream has no lines.
-            yield io.BufferedReader(_Raw(plain))
-
-
-class _Raw(io.RawIOBase):
-    """Arrow's stream as Python's."""
-
-    def __init__(self, stream: pa.NativeFile) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
+            yield io.BufferedReader(cast(io.RawIOBase, plain))
 
 
 @dataclass(frozen=True)

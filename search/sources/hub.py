@@ -33,10 +33,10 @@ def fetch_data_set(source: str) -> Path:
 
     repo, path = match["repo"], match["path"]
     fault = hub_fault()
-    tables = [f"*{suffix}{packed}" for suffix in RECORDS for packed in ("", *COMPRESSED)]
-    texts = [f"*{suffix}{packed}" for suffix in TEXTS for packed in ("", *COMPRESSED)]
+    packed = ("", *COMPRESSED)
+    kinds = [[f"*{suffix}{end}" for suffix in of_kind for end in packed] for of_kind in (RECORDS, TEXTS)]
     try:
-        for patterns in [[path, f"{path}/*"]] if path else [tables, texts]:
+        for patterns in [[path, f"{path}/*"]] if path else kinds:
             folder = Path(
                 snapshot_download(
                     repo,
