@@ -162,8 +162,7 @@ class RetrievalApp:
         if passages > MAX_PASSAGES:
             raise HttpRefusal(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
         if self._passages_held + passages > MAX_PASSAGES_HELD:
-            held, retry_after_s = self._passages_held, self.retrieval.batcher.retry_after_s()
-            raise _busy(f"overloaded: {held} passages are being found or sent", retry_after_s)
+            raise _busy(f"overloaded: {self._passages_held} passages are being found or sent")
         self._passages_held += passages
         return passages
 
@@ -191,7 +190,7 @@ class RetrievalApp:
         try:
             found = await self.retrieval.search(request.queries, topk)
         except Unavailable as error:
-            raise _busy(str(error), error.retry_after_s) from error
+            raise _busy(str(error)) from error
         except asyncio.CancelledError:
             if not watcher.done():
                 raise  # not by the watcher: the server is closing
@@ -218,14 +217,14 @@ class RetrievalApp:
         if not self._is_known(credentials):
             raise HttpRefusal(401, _TOKEN_NEEDED, (b"www-authenticate", b"Bearer"))
         if self.retrieval.draining:
-            raise _busy("the server is shutting down", 1, _CLOSE)
+            raise _busy("the server is shutting down", _CLOSE)
         if length > MAX_BODY_BYTES:
             raise _too_large()
         if length > SMALL_BODY_BYTES:
             try:
                 self.retrieval.batcher.check_room(1)
             except Unavailable as error:
-                raise _busy(str(error), error.retry_after_s, _CLOSE) from error
+                raise _busy(str(error), _CLOSE) from error
 
     async def _read(self, receive: Receive) -> RetrieveRequest:
         """Return the body's request. Raises HttpRefusal as soon as it is too large, too slow or invalid."""
@@ -252,8 +251,9 @@ class RetrievalApp:
             raise HttpRefusal(422, f"the body {what}: {error}") from None
 
 
-def _busy(detail: str, retry_after_s: int, *headers: tuple[bytes, bytes]) -> HttpRefusal:
-    return HttpRefusal(503, detail, (b"retry-after", b"%d" % retry_after_s), *headers)
+def _busy(detail: str, *headers: tuple[bytes, bytes]) -> HttpRefusal:
+    # Clients add jitter, so that not all return together.
+    return HttpRefusal(503, detail, (b"retry-after", b"1"), *headers)
 
 
 def _too_large() -> HttpRefusal:

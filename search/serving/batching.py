@@ -8,7 +8,7 @@ a whole once if its encoder died. All state belongs to the event loop.
 import asyncio
 import math
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,16 +25,10 @@ Answer = TypeVar("Answer")
 INDEX_THREADS = 2  # batches searched at once: Chroma searches a batch in one thread
 SMALLEST_SHARE = 8  # Two free encoders share the queue, but not in smaller parts, where fixed costs dominate
 CLOSE_S = 1.0
-_RATE_BATCHES, _RATE_S = 32, 20.0
-_LONGEST_RETRY_S = 30
 
 
 class Unavailable(Exception):
-    """No answer now, for a reason other than the query. Retry after `retry_after_s` seconds."""
-
-    def __init__(self, reason: str, retry_after_s: int = 1) -> None:
-        super().__init__(reason)
-        self.retry_after_s = retry_after_s
+    """No answer now, for a reason other than the query. A retry may help."""
 
 
 class IndexUnavailable(Unavailable):
@@ -87,7 +81,6 @@ class Batcher(Generic[Answer]):
         self._requests = 0
         self._soon: asyncio.Handle | None = None
         self._later: asyncio.TimerHandle | None = None
-        self._done: deque[tuple[float, int]] = deque(maxlen=_RATE_BATCHES)
         self._threads = ThreadPoolExecutor(INDEX_THREADS, thread_name_prefix="index")
         self._loop = asyncio.get_running_loop()
         encoders.on_ready = self._wake
@@ -109,10 +102,7 @@ class Batcher(Generic[Answer]):
         waiting = len(self._queue)
         if waiting and waiting + count > self._limits.queue:
             self._metrics.rejected.inc()
-            raise Unavailable(
-                f"overloaded: {waiting} queries wait, at most {self._limits.queue} may",
-                self.retry_after_s(),
-            )
+            raise Unavailable(f"overloaded: {waiting} queries wait, at most {self._limits.queue} may")
 
     def submit(self, texts: Sequence[str], topk: int, urgent: bool = False) -> list[Query[Answer]]:
         """Queue one request's queries, at the head if `urgent`, after `check_room`."""
@@ -132,15 +122,6 @@ class Batcher(Generic[Answer]):
         if not query.waiters:
             self._queue.pop(query, None)
             query.future.cancel()
-
-    def retry_after_s(self) -> int:
-        """Return the seconds until today's queue is answered, at the rate of the last batches."""
-        now = time.monotonic()
-        recent = [(at, count) for at, count in self._done if now - at < _RATE_S]
-        if len(recent) < 2:
-            return 1
-        rate = sum(count for _, count in recent[1:]) / max(now - recent[0][0], 0.001)
-        return min(max(1, math.ceil(len(self._queue) / rate)), _LONGEST_RETRY_S)
 
     def give_up(self, reason: str) -> None:
         """Fail all queries that are queued or in progress."""
@@ -221,7 +202,6 @@ class Batcher(Generic[Answer]):
         finally:
             now = time.monotonic()
             self._underway.pop(cast(asyncio.Task[None], asyncio.current_task()))
-            self._done.append((now, len(batch)))
             requests = len({query.request for query in batch if query not in self._queue})
             if requests > 1:
                 self._due = requests + (self._due if now < self._due_until else 0)

@@ -161,8 +161,7 @@ class Retrieval:
             future.result()
         if pending:
             raise Unavailable(
-                f"no answer within {self.limits.deadline_s:g} s: the server is overloaded or its index hangs",
-                self.batcher.retry_after_s(),
+                f"no answer within {self.limits.deadline_s:g} s: the server is overloaded or its index hangs"
             )
 
     def _find(self, vectors: np.ndarray, topk: int) -> list[Hits]:

@@ -108,11 +108,6 @@ def test_the_merged_answers_of_exact_shards_are_exact_search_over_all(seed, shar
     assert merged == exact(vectors, range(count), query, topk)
 
 
-@given(st.text(), st.integers(1, 7))
-def test_a_document_is_always_in_the_same_one_of_the_shards(document, shards):
-    assert 0 <= shard_of(document, shards) == shard_of(document, shards) < shards
-
-
 def test_the_shard_of_a_document_is_what_it_was_in_the_first_release():
     assert [shard_of(str(number), 4) for number in range(12)] == [2, 3, 3, 2, 3, 0, 3, 3, 0, 0, 0, 0]
 

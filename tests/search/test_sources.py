@@ -11,15 +11,12 @@ import re
 import subprocess
 from datetime import datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from index_builds import survey
 from loopback_hub import NO_HUB, LoopbackHub
 
@@ -138,19 +135,6 @@ def test_parquet_whose_text_is_not_utf8_is_named_with_its_rows(tmp_path):
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     with pytest.raises(CorpusError, match=r"a\.parquet: .*damaged \(rows 1 to 2\).*UTF8"):
         read(tmp_path / "a.parquet")
-
-
-@given(st.text("#\t a", max_size=12))
-def test_a_heading_is_what_commonmark_calls_one(line):
-    heading = re.match(r"^ {0,3}#{1,6}[ \t]+(?!#+[ \t]*$)(?![ \t])(.+?)(?:[ \t]+#+)?[ \t]*$", line)
-    with TemporaryDirectory() as folder:
-        (document,) = read(write(Path(folder), {"x.md": f"{line}\nA town."}))
-    assert document.title == (heading[1] if heading else "x")
-
-
-def test_a_line_of_a_million_blanks_takes_no_longer_than_to_read(tmp_path):
-    line = "# a" + " " * 1_000_000 + "b"
-    assert read(write(tmp_path, {"x.md": line}))[0].title == line[2:]
 
 
 # --- formats -----------------------------------------------------------------------------------------------
