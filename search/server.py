@@ -245,10 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop_early)
     try:
-        with (
-            bind(args.host, args.port) as listener,
-            closing(wait_for_store(index_of(args))) as store,
-        ):
+        with bind(args.host, args.port) as listener, closing(wait_for_store(index_of(args))) as store:
             if not store.check_content():
                 log.warning("no hashes of %r were recorded, as an index built here has them", store.name)
             uvloop.run(_serve(args, token, listener, store))

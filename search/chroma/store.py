@@ -22,15 +22,7 @@ from chromadb.api.collection_configuration import HNSWConfiguration
 from chromadb.errors import NotFoundError, RateLimitError
 
 from search.chroma.content import check_content, check_files
-from search.chroma.location import (
-    ChromaPlace,
-    Quota,
-    connect,
-    no_chroma,
-    other_shards,
-    plain,
-    shard_counts,
-)
+from search.chroma.location import ChromaPlace, Quota, connect, no_chroma, other_shards, plain, shard_counts
 from search.embedders import Embedder
 from search.errors import StoreError, StoreNotReady, StoreUnavailable
 from search.stored_index import (

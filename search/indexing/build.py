@@ -23,13 +23,7 @@ from search.chroma.store import BEING_WRITTEN
 from search.embedders import OTHER_EMBEDDER, SAMPLED, Embedder, EmbedderError, EmbedderSpec
 from search.errors import StoreError
 from search.indexing.chunking import Chunk, Chunker, Chunking
-from search.indexing.collection import (
-    Collection,
-    Embedded,
-    settings_of,
-    with_progress,
-    write,
-)
+from search.indexing.collection import Collection, Embedded, settings_of, with_progress, write
 from search.indexing.journal import Changes, IndexJournal, Survey
 from search.indexing.progress import progress
 from search.indexing.size import Planned
@@ -233,11 +227,7 @@ class Build:
         return existing
 
     def _compare(
-        self,
-        journal: IndexJournal,
-        existing: Mapping[str, Any] | None,
-        is_alike: bool,
-        version: str,
+        self, journal: IndexJournal, existing: Mapping[str, Any] | None, is_alike: bool, version: str
     ) -> Changes | None:
         """Return the changes to the existing collection, None to write it from scratch. Raises StoreError."""
         if existing is None:

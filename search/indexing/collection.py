@@ -12,13 +12,7 @@ from chromadb.errors import ChromaError
 
 from drzero.ops.files import publish
 from search.chroma.content import check_content, record_content
-from search.chroma.location import (
-    ChromaPlace,
-    connect,
-    other_shards,
-    shard_counts,
-    shards_in,
-)
+from search.chroma.location import ChromaPlace, connect, other_shards, shard_counts, shards_in
 from search.chroma.store import (
     BEING_WRITTEN,
     DRAW,

@@ -61,11 +61,7 @@ class Retrieval:
     """Answers queries from one index, in one event loop. Raises Unavailable if a retry may help."""
 
     def __init__(
-        self,
-        store: StoredIndex,
-        encoders: EncoderPool,
-        metrics: Metrics,
-        limits: ServiceLimits | None = None,
+        self, store: StoredIndex, encoders: EncoderPool, metrics: Metrics, limits: ServiceLimits | None = None
     ) -> None:
         self.store = store
         self.metrics = metrics

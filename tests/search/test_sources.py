@@ -532,9 +532,7 @@ def test_a_sample_is_of_the_whole_source_and_the_same_for_a_seed(tmp_path):
     assert len(corpus.sample(1000)) == 500
 
 
-def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_both_places(
-    tmp_path,
-):
+def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_both_places(tmp_path):
     texts = ["A town on\n   the river.", "A town on the river.", "Another town."]
     write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": text}) for text in texts)})
     found = survey(Corpus(tmp_path / "a.jsonl"))
@@ -594,10 +592,7 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "number.jsonl": (b'{"text": 7}\n', "line 1: the text ('text') is a number"),
     "title.jsonl": (b'{"title": ["a"], "text": "b"}\n', "line 1: the title ('title') is a list"),
     "surrogate.jsonl": (b'{"text": "\\ud800"}\n', "line 1: half a character"),
-    "same-id.jsonl": (
-        b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}\n',
-        "line 2: has the id 'x' of",
-    ),
+    "same-id.jsonl": (b'{"id": "x", "text": "a"}\n{"id": "x", "text": "b"}\n', "line 2: has the id 'x' of"),
     "cut.json": (b'[{"text": "Orrin"', "not JSON"),
     "scalar.json": (b"3", "neither a list of records nor one record"),
     "ragged.csv": (b"title,text\nOrrin\n", "row 1: 1 fields, and the header has 2"),
