@@ -2,7 +2,6 @@
 
 import glob
 import os
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -95,18 +94,6 @@ class Corpus:
                 reading.faults.add(found)
             else:
                 yield number, found
-
-    def sample(self, size: int, seed: int = 0, reading: Reading | None = None) -> list[Document]:
-        """Return a uniform sample of the documents, in order. Raises CorpusError if faults stop."""
-        reading = Reading() if reading is None else reading
-        rng, chosen = random.Random(f"{seed}/sample"), []
-        for seen, (number, document) in enumerate(self.read(reading)):
-            if seen < size:
-                chosen.append((number, document))
-            elif (place := rng.randrange(seen + 1)) < size:
-                chosen[place] = (number, document)
-        self.check(reading)
-        return [document for _, document in sorted(chosen, key=lambda pair: pair[0])]
 
     def check(self, reading: Reading) -> None:
         """Raise CorpusError with all faults of a pass, unless they are to be skipped."""

@@ -523,15 +523,6 @@ def test_a_glob_chooses_files_and_their_ids_are_paths_below_its_fixed_part(tmp_p
     assert [document.id for document in found] == ["a.md", "sub/b.md"]
 
 
-def test_a_sample_is_of_the_whole_source_and_the_same_for_a_seed(tmp_path):
-    write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": f"Text {n}"}) for n in range(500))})
-    corpus = Corpus(tmp_path / "a.jsonl")
-    first = [document.text for document in corpus.sample(20, seed=1)]
-    assert first == [document.text for document in corpus.sample(20, seed=1)] and len(set(first)) == 20
-    assert max(int(text.split()[1]) for text in first) > 250
-    assert len(corpus.sample(1000)) == 500
-
-
 def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_both_places(tmp_path):
     texts = ["A town on\n   the river.", "A town on the river.", "Another town."]
     write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": text}) for text in texts)})
