@@ -1,15 +1,15 @@
 """Embedders: the vectors are sentence-transformers' own for any kind of model, alone or in any batch."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
-from transformers import AutoTokenizer, BertConfig, BertModel
+from tiny_embedder import save_tiny_embedder
 
 from search import embedders
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderError, EmbedderSpec, Prefixes, default_dtype
@@ -30,20 +30,10 @@ def packaged():
     return Embedder(SPEC)
 
 
-def made_model(folder: Path, pooling: str, *, include_prompt: bool = True, dense: bool = False) -> Path:
-    """A random two-layer model with the packaged tokenizer, and a prompt for queries."""
-    torch.manual_seed(0)
-    packaged = embedders.local_folder(PACKAGED_EMBEDDER)
-    config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
-    source = folder / "bert"
-    BertModel(config).save_pretrained(source)
-    AutoTokenizer.from_pretrained(packaged).save_pretrained(source)
-    modules: list[torch.nn.Module] = [Transformer(str(source)), Pooling(32, pooling, include_prompt)]
-    if dense:
-        modules.append(Dense(32, 16))
-    model = SentenceTransformer(modules=modules, device="cpu", prompts={"query": PROMPT, "document": ""})
-    model.save(str(folder / "model"))
-    return folder / "model"
+def made(folder: Path, *shape: Any, **more: Any) -> tuple[Embedder, SentenceTransformer]:
+    """A random model with a prompt for queries, as ours and as the library's."""
+    spec = save_tiny_embedder(folder, 0, *shape, prompts={"query": PROMPT, "document": ""}, **more)
+    return Embedder(spec), SentenceTransformer(str(folder), device="cpu")
 
 
 def encoded(model: SentenceTransformer, texts: list[str], prompt: str) -> np.ndarray:
@@ -104,8 +94,7 @@ def test_what_the_tokenizer_cannot_read_is_measured(packaged, text, fault):
 
 
 def test_an_e5_model_sees_its_prefixes_before_the_text(tmp_path):
-    made = made_model(tmp_path, "mean").rename(tmp_path / "e5-small-v2")
-    embedder, model = Embedder(EmbedderSpec(str(made), "cpu")), SentenceTransformer(str(made), device="cpu")
+    embedder, model = made(tmp_path / "e5-small-v2")
     queries, passages = encoded(model, ["query: river"], ""), encoded(model, ["passage: river"], "")
     np.testing.assert_allclose(embedder.encode_queries(["river"]), queries, atol=1e-5)
     np.testing.assert_allclose(embedder.encode_passages(["river"]), passages, atol=1e-5)
@@ -144,8 +133,7 @@ def test_the_packaged_model_gives_the_library_s_vectors(packaged):
 def test_other_poolings_and_a_prompt_outside_of_them_give_the_library_s_vectors(
     tmp_path, pooling, include_prompt, dense
 ):
-    made = made_model(tmp_path, pooling, include_prompt=include_prompt, dense=dense)
-    embedder, model = Embedder(EmbedderSpec(str(made), "cpu")), SentenceTransformer(str(made), device="cpu")
+    embedder, model = made(tmp_path / "model", pooling, include_prompt, dense)
     assert embedder.prefixes == Prefixes(PROMPT, "")
     assert embedder.dimension == (16 if dense else 32)
     np.testing.assert_allclose(embedder.encode_queries(TEXTS), encoded(model, TEXTS, PROMPT), atol=1e-5)
@@ -159,10 +147,9 @@ def test_half_precision_gives_unit_vectors_of_almost_the_same_direction(tmp_path
 
 
 def test_a_dense_module_computes_in_the_model_s_precision(tmp_path):
-    made = made_model(tmp_path, "mean", dense=True)
-    half = Embedder(EmbedderSpec(str(made), "cpu", "bfloat16")).encode_queries(TEXTS)
-    whole = Embedder(EmbedderSpec(str(made), "cpu")).encode_queries(TEXTS)
-    assert (half * whole).sum(axis=1).min() > 0.99
+    whole, _ = made(tmp_path / "model", dense=True)
+    half = Embedder(replace(whole.spec, dtype="bfloat16"))
+    assert (half.encode_queries(TEXTS) * whole.encode_queries(TEXTS)).sum(axis=1).min() > 0.99
 
 
 # --- revision ---
@@ -170,7 +157,9 @@ def test_a_dense_module_computes_in_the_model_s_precision(tmp_path):
 
 @pytest.fixture(scope="module")
 def dense_model(tmp_path_factory):
-    return made_model(tmp_path_factory.mktemp("dense"), "mean", dense=True)
+    folder = tmp_path_factory.mktemp("dense") / "model"
+    made(folder, dense=True)
+    return folder
 
 
 @pytest.mark.parametrize(
