@@ -1,11 +1,9 @@
-"""The retrieval server: Search-R1's wire format over a Chroma collection or a FAISS index
-(docs/retrieval.md).
+"""The retrieval server: Search-R1's wire format over a Chroma collection or a FAISS index.
 
     python -m search.server --chroma-path chromadb --collection wiki --port 8000
     python -m search.server --faiss-path e5_Flat.index --faiss-corpus wiki-18.jsonl --embedder …/e5-base-v2
 
-RETRIEVAL_TOKEN is its bearer token, DRZERO_LOG_LEVEL the level of its log (DEBUG: tracebacks of failed
-starts).
+RETRIEVAL_TOKEN is its bearer token, DRZERO_LOG_LEVEL the level of its log (DEBUG: tracebacks).
 """
 
 import argparse

@@ -9,16 +9,16 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from dataclasses import replace as changed
 from functools import partial
 from itertools import chain
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from setproctitle import setproctitle
 
@@ -271,18 +271,12 @@ def _planned(target: Shards, number: int, of_one: Planned, there: int) -> Planne
 _PROCESSES = multiprocessing.get_context("spawn")  # Not forked: this process has threads, of torch and Chroma
 
 
-class _Running(NamedTuple):
-    process: SpawnProcess
-    answer: Connection
-    started: float
-
-
 class Writers:
     """At most `most` processes, each writing a shard."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._running: dict[str, _Running] = {}
+        self._threads = ThreadPoolExecutor(most)  # one waits for each process
+        self._writing: list[Future[None]] = []
 
     def __enter__(self) -> "Writers":
         return self
@@ -292,43 +286,40 @@ class Writers:
     ) -> None:
         """Wait until everything is written, or end the processes after an error."""
         try:
-            if kind is None:
-                self._wait(0)
+            for future in self._writing if kind is None else ():
+                future.result()
         finally:
-            for running in self._running.values():
-                running.process.kill()
-                running.process.join()
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            for process in multiprocessing.active_children():
+                process.kill()
+            self._threads.shutdown()
 
     def start(self, name: str, unwritten: Unwritten) -> None:
-        """Write a shard in its own process. Raises the error of any that failed."""
-        self._wait(self._most - 1)
-        answer, its_answer = _PROCESSES.Pipe(duplex=False)
-        process = _PROCESSES.Process(target=_write_shard, args=(name, unwritten, its_answer, os.getpid()))
-        process.start()
-        its_answer.close()
-        self._running[name] = _Running(process, answer, time.monotonic())
-
-    def _wait(self, most: int) -> None:
-        while len(self._running) > most:
-            wait([running.process.sentinel for running in self._running.values()])
-            for name, running in list(self._running.items()):
-                if not running.process.is_alive():
-                    del self._running[name]
-                    _check_ended(name, running)
-                    print(f"{name} is written, {time.monotonic() - running.started:.1f} s", flush=True)
+        """Write a shard in its own process, as soon as one may. Raises the error of any that failed."""
+        for future in self._writing:
+            if future.done():
+                future.result()
+        self._writing.append(self._threads.submit(_write_apart, name, unwritten))
 
 
-def _check_ended(name: str, running: _Running) -> None:
-    running.process.join()
+def _write_apart(name: str, unwritten: Unwritten) -> None:
+    started = time.monotonic()
+    answer, its_answer = _PROCESSES.Pipe(duplex=False)
+    process = _PROCESSES.Process(target=_write_shard, args=(name, unwritten, its_answer, os.getpid()))
+    process.start()
+    its_answer.close()
     try:
-        error: Any = running.answer.recv()
+        error: Any = answer.recv()
+        process.join()
     except EOFError:  # it was ended before it could answer
+        process.join()
         raise StoreError(
-            f"the process that wrote {name} was ended (exit code {running.process.exitcode}; -9 is often a "
-            "lack of memory): run it again, it resumes, with fewer indexing.writers where memory is short"
+            f"the process that wrote {name} was ended (exit code {process.exitcode}; -9 is often a lack of "
+            "memory): run it again, it resumes, with fewer indexing.writers where memory is short"
         ) from None
     if error is not None:
         raise error
+    print(f"{name} is written, {time.monotonic() - started:.1f} s", flush=True)
 
 
 def _write_shard(name: str, unwritten: Unwritten, answer: Connection, parent: int) -> None:
