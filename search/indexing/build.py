@@ -261,7 +261,8 @@ class Build:
 
             def split(some: Iterator[tuple[Document, str]]) -> Iterator[tuple[Document, str, list[Chunk]]]:
                 for document, digest in some:
-                    yield document, digest, chunker.split(document, bar.update)
+                    yield document, digest, chunker.split(document)
+                    bar.update()
 
             for _ in range(0, count, SPLIT_DOCUMENTS):
                 journal.add_chunks(split(islice(documents, SPLIT_DOCUMENTS)))

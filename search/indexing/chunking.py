@@ -5,7 +5,7 @@ A chunk begins with the last sentences or words of the one before, so that a fac
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -75,26 +75,18 @@ class Chunker:
                 "(chunk_overlap)"
             )
 
-    def split(
-        self, document: Document, progress: Callable[[float], object] = lambda part: None
-    ) -> list[Chunk]:
-        """Return the document's chunks in order. `progress` is called with each finished share, 1 in sum."""
+    def split(self, document: Document) -> list[Chunk]:
+        """Return the document's chunks in order."""
         title, text = document.title, document.text
         is_small = len(title) + len(text) <= self.limit * CHARACTERS_PER_TOKEN
         if is_small and self._count(title, text) <= self.limit:
-            progress(1)
             return [Chunk(document.id, title, text, 1, 1, 0)]
         # Every chunk repeats the title, cut to a quarter of the limit.
         title = title[: self.limit * WINDOW_CHARACTERS_PER_TOKEN]
         offsets = self._offsets(title)
         if len(offsets) > (most := self.limit // 4):
             title = title[: offsets[most][0]].rstrip()
-        spans, done = [], 0
-        for start, end in self._spans(title, text, Boundaries(text, document.markdown)):
-            spans.append((start, end))
-            # A document that is only a long title has one chunk.
-            progress((end - done) / len(text) if text else 1)
-            done = end
+        spans = list(self._spans(title, text, Boundaries(text, document.markdown)))
         chunks = []
         for part, (start, end) in enumerate(spans, start=1):
             content = hashlib.sha256(passage_text(title, text[start:end]).encode()).hexdigest()

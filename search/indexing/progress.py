@@ -29,8 +29,7 @@ def hide() -> None:
 def progress(what: str, unit: str, total: int | None = None, done: Any = None) -> "tqdm[Any]":
     """Count `done`, or the calls of `update`."""
     form: dict[str, Any] = {"mininterval": 1.0, "delay": 1.0}
-    # tqdm would print all digits of a part of a document.
-    amount = "{n:,.0f}" if total is None else "{n:,.0f} of {total:,}"
+    amount = "{n:,}" if total is None else "{n:,} of {total:,}"
     rest = "" if total is None else "<{remaining}"
     shown = f"{amount} {unit} [{{elapsed}}{rest}]"
     if sys.stderr.isatty():

@@ -15,7 +15,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("total", "steps", "said"),
     [
-        (2000, [0.25, 999.75], "[index] splitting: 1,000 of 2,000 documents [00:00<00:00]\n"),
+        (2000, [1, 999], "[index] splitting: 1,000 of 2,000 documents [00:00<00:00]\n"),
         (None, [1234], "[index] splitting: 1,234 documents [00:00]\n"),
         (2000, [], ""),
     ],
