@@ -8,12 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from data.errors import DataError
-from data.parquet_io import arrow_faults
-from data.question_rows import ANSWERS, KNOWN, QUESTION, FieldNames, QuestionRow, has, plain, read_row
+from data.question_rows import ANSWERS, QUESTION, FieldNames, QuestionRow, has, read_row
 from drzero.ops.text import is_encodable
 from search.sources.document import CorpusError
 from search.sources.files import Hints, SourceFile
@@ -132,7 +128,7 @@ def _read(
     questions: list[BenchmarkQuestion] = []
     faults: list[str] = []
     first: dict[str, Any] | None = None
-    for number, record in _records(path, kind, names):
+    for number, record in _records(path, kind):
         if isinstance(record, dict) and not isinstance(record, Bad):
             first = first or record
             row = read_row(record, names, typed=kind not in (".csv", ".tsv"))
@@ -205,39 +201,8 @@ def _refusal(
     )
 
 
-def _records(path: Path, kind: str, names: FieldNames) -> Iterator[tuple[int, Any]]:
-    if kind == ".parquet":
-        with arrow_faults(path, _ADVICE), pq.ParquetFile(path) as file:
-            columns, before = _columns(file.schema_arrow, names), 0
-            for batch in file.iter_batches(columns=columns):
-                batch.validate(full=True)  # texts must be UTF-8
-                single = {field.name for field in batch.schema if field.type == pa.float32()}
-                for kind in (pa.string(), pa.float64()) if single else ():  # 3.14, not 3.140000104904175
-                    types = [each.with_type(kind) if each.name in single else each for each in batch.schema]
-                    batch = batch.cast(pa.schema(types))
-                yield from enumerate(batch.to_pylist(), start=before + 1)
-                before += len(batch)
-        return
+def _records(path: Path, kind: str) -> Iterator[tuple[int, Any]]:
     try:
         yield from READERS[kind][1](path, Hints())
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}. Correct it; {_ADVICE}") from error
-
-
-def _columns(schema: pa.Schema, names: FieldNames) -> list[str]:
-    """The columns with known fields, or all if question or answer is missing, for the message."""
-    wanted = {plain(name) for name in (*KNOWN, names.question, names.answers, names.documents) if name}
-    found = [path for path in _paths(schema) if plain(path) in wanted]
-    there = {plain(path) for path in found}
-    for known in (names.question or QUESTION, names.answers or ANSWERS):
-        if there.isdisjoint(plain(name) for name in ((known,) if isinstance(known, str) else known)):
-            return list(schema.names)
-    # A whole struct includes its parts.
-    return [path for path in found if not any(path.startswith(f"{other}.") for other in found)]
-
-
-def _paths(fields: Iterable[pa.Field], prefix: str = "") -> Iterator[str]:
-    for field in fields:
-        yield f"{prefix}{field.name}"
-        if pa.types.is_struct(field.type):
-            yield from _paths(field.type, f"{prefix}{field.name}.")

@@ -31,7 +31,6 @@ IDS = ("id", "_id", "qid", "question_id", "questionid")
 HOP = ("hop", "extra_info.hop")
 DOCUMENTS = ("doc_ids", "extra_info.doc_id")
 SOURCE = "data_source"  # names the benchmark of a row in a file with several
-KNOWN = (*QUESTION, *ANSWERS, *ALIASES, *IDS, *HOP, *DOCUMENTS, SOURCE)
 
 # Answers are objects in TriviaQA and SQuAD.
 _PARTS = ("value", "aliases", "normalized_aliases", "normalizedaliases", "text")

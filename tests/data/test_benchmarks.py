@@ -178,7 +178,7 @@ def test_a_field_of_an_unknown_name_is_asked_for(tmp_path, header, said):
     [
         ("chains.jsonl", b"", "holds no question"),
         ("chains.jsonl", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", r"chains\.jsonl"),
-        ("test.parquet", b"not parquet", "is not a parquet file"),
+        ("test.parquet", b"not parquet", "cannot be read: not a parquet file, or damaged"),
         ("test.csv", b"", "cannot be read: empty"),
         ("test.json", b'"Who?"', "neither a list of records nor one record"),
         ("test.xlsx", b"a,b", "is no benchmark file: a benchmark is a csv"),
@@ -196,7 +196,7 @@ def test_a_file_that_is_no_benchmark_is_refused_by_name(tmp_path, name, content,
 def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
     path = write_parquet(tmp_path / "test.parquet", [published_row(id=f"test_{i}") for i in range(50)])
     damage_pages(path)
-    with pytest.raises(DataError, match=r"test\.parquet is not a parquet file or is damaged"):
+    with pytest.raises(DataError, match=r"test\.parquet cannot be read: .*Correct it"):
         load_benchmark(path)
 
 
