@@ -38,18 +38,6 @@ def test_token_that_cannot_be_sent_is_refused_without_being_shown(monkeypatch, t
     assert token not in str(caught.value)
 
 
-def test_token_is_in_no_error(monkeypatch):
-    monkeypatch.setenv(TOKEN_VARIABLE, "sesame")
-    with (
-        serving((401, {"detail": "a bearer token is needed"})) as server,
-        pytest.raises(SearchRequestError) as refused,
-    ):
-        retrieve(server.url, ["salt"])
-    with pytest.raises(SearchUnavailable) as unavailable:
-        retrieve(f"http://127.0.0.1:{unused_port()}", ["salt"], deadline_s=0.5)
-    assert "sesame" not in f"{refused.value} {unavailable.value}"
-
-
 @pytest.mark.parametrize(
     ("failures", "options", "retry_after"),
     [
