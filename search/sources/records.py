@@ -223,8 +223,11 @@ def read_parquet(path: Path, hints: Hints) -> Records:
                 for record in _exact(batch).to_pylist():
                     number += 1
                     yield number, record
-    except pa.ArrowException as error:
-        raise ValueError(f"not a parquet file, or damaged ({rows}): {error}") from error
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):  # the system's, not pyarrow's of a damaged page
+            raise
+        why = " ".join(str(error).split())
+        raise ValueError(f"not a parquet file, or damaged ({rows}): {why}") from error
 
 
 def _exact(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -196,7 +196,7 @@ def test_a_file_that_is_no_benchmark_is_refused_by_name(tmp_path, name, content,
 def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
     path = write_parquet(tmp_path / "test.parquet", [published_row(id=f"test_{i}") for i in range(50)])
     damage_pages(path)
-    with pytest.raises(DataError, match=r"test\.parquet cannot be read: .*Correct it"):
+    with pytest.raises(DataError, match=r"test\.parquet cannot be read: not a parquet file, or damaged"):
         load_benchmark(path)
 
 

@@ -11,8 +11,7 @@ WITHOUT_AN_ANSWER = "document, without the answer: Drosken: Drosken is a town"
 
 
 def test_each_kind_has_its_turn_before_a_second_of_any():
-    assert spread(["a1", "a2", "b1", "a3", "c1"], lambda item: item[0]) == ["a1", "b1", "c1"]
-    assert spread(["a1", "a2", "b1", "a3"], lambda item: item[0]) == ["a1", "b1", "a2"]
+    assert spread(["a1", "a2", "b1", "a3", "c1"], lambda item: item[0]) == ["a1", "b1", "c1", "a2", "a3"]
     assert spread([], lambda item: item) == []
 
 
