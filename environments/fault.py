@@ -4,7 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any
 
 from drzero.ops.errors import UserError
@@ -51,28 +51,17 @@ async def guarded(what: str, function: Callable[..., Any], *arguments: Any, time
 
 async def _in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run it in a daemon thread, since the process would wait for an executor's threads at its end."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():  # timed out
-            return
-        if error is None:
-            done.set_result(result)
-        else:
-            done.set_exception(error)
+    done: Future[Any] = Future()
+    done.set_running_or_notify_cancel()  # who waits may leave, and the thread runs on
 
     def work() -> None:
-        result, error = None, None
         try:
-            result = function(*arguments)
+            done.set_result(function(*arguments))
         # Also SystemExit, which would end the thread silently.
         except BaseException as raised:
             # A future takes no StopIteration, and SystemExit must not end the process.
             plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
-            error = raised if plain else RuntimeError(f"{type(raised).__name__}: {raised}")
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
+            done.set_exception(raised if plain else RuntimeError(f"{type(raised).__name__}: {raised}"))
 
     threading.Thread(target=work, name="environment", daemon=True).start()
-    return await done
+    return await asyncio.wrap_future(done)

@@ -180,16 +180,18 @@ def write_adapter(checkpoint: Path, out: Path, figures: dict[str, Any]) -> None:
     (out / "adapter_config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def options(description: str | None, **defaults: Any) -> dict[str, Any]:
+    """The command line's options, each of its default's type."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in (defaults | {"lr": 1e-3, "seed": 0}).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    return vars(parser.parse_args())
+
+
 def main() -> None:
     """Train the demo policy's adapter."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "demo")
-    parser.add_argument("--work", type=Path, default=Path("outputs/warm_start"))
-    parser.add_argument("--steps", type=int, default=280)
-    parser.add_argument("--batch-size", type=int, default=6)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    train(**vars(parser.parse_args()))
+    places = {"out": Path(__file__).parent / "demo", "work": Path("outputs/warm_start")}
+    train(**options(main.__doc__, **places, steps=280, batch_size=6))
 
 
 if __name__ == "__main__":

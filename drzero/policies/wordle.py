@@ -5,13 +5,12 @@
 The result is `outputs/corpus/models/wordle-policy`, or model=wordle-policy.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from drzero.ops.console import say
 from drzero.ops.files import publish, staging_folder
-from drzero.policies.warm_start import encode, fit
+from drzero.policies.warm_start import encode, fit, options
 from drzero.stages.demo_models import load_base_model, load_base_tokenizer
 from environments.wordle.demonstrations import demonstrations
 
@@ -46,14 +45,8 @@ def _merged(checkpoint: Path) -> Any:
 
 def main() -> None:
     """Train the Wordle policy."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--target", type=Path, default=Path("outputs/corpus/models") / NAME)
-    parser.add_argument("--work", type=Path, default=Path("outputs/warm_start_wordle"))
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--seed", type=int, default=0)
-    warm_start(**vars(parser.parse_args()))
+    places = {"target": Path("outputs/corpus/models") / NAME, "work": Path("outputs/warm_start_wordle")}
+    warm_start(**options(main.__doc__, **places, steps=60, batch_size=8))
 
 
 if __name__ == "__main__":

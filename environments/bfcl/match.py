@@ -11,18 +11,8 @@ from typing import Any
 from environments.bfcl.schema import Language
 
 Answer = Mapping[str, Mapping[str, Sequence[Any]]]  # a function's name, and the right values of each argument
-_PYTHON = {
-    "string": str,
-    "integer": int,
-    "float": float,
-    "number": float,
-    "boolean": bool,
-    "array": list,
-    "tuple": list,
-    "dict": dict,
-    "object": dict,
-    "any": str,
-}
+_PYTHON: dict[str, type] = {"string": str, "any": str, "integer": int, "float": float, "number": float}
+_PYTHON |= {"boolean": bool, "array": list, "tuple": list, "dict": dict, "object": dict}
 _NESTED = ("array", "tuple", "Array", "ArrayList")
 _LONGEST, _MOST_BRACKETS = 1000, 16
 """Limits of a text in another language. The package's patterns take twice as long for every bracket."""

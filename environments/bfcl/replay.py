@@ -19,16 +19,9 @@ import mpmath
 
 from environments.bfcl.source import package_folder, read_lines
 
-CLASSES = (
-    "GorillaFileSystem",
-    "MathAPI",
-    "MessageAPI",
-    "TicketAPI",
-    "TradingBot",
-    "TravelAPI",
-    "TwitterAPI",
-    "VehicleControlAPI",
-)  # the package's other classes use the network or write files
+# The package's other classes use the network or write files.
+CLASSES: tuple[str, ...] = ("GorillaFileSystem", "MathAPI", "MessageAPI", "TicketAPI", "TradingBot")
+CLASSES += ("TravelAPI", "TwitterAPI", "VehicleControlAPI")
 _WRITES_TO_ITS_MODULE = ("MathAPI", "VehicleControlAPI")  # state of the process: mpmath's precision, weather
 _LOCK = threading.Lock()
 _MOST = {"base": 10**18, "exponent": 1000, "precision": 1000, "decimal_places": 1000}
@@ -129,13 +122,8 @@ def _own_precision(owner: str) -> Iterator[None]:
 
 
 def _as_text(result: Any) -> str:
-    if isinstance(result, str):
-        return result
-    if isinstance(result, dict):
-        try:
-            return json.dumps(result)
-        except (TypeError, ValueError):  # an object among its values
-            return str(result)
+    with contextlib.suppress(TypeError, ValueError):  # an object among its values
+        return json.dumps(result) if isinstance(result, dict) else str(result)
     return str(result)
 
 

@@ -10,15 +10,9 @@ from typing import Any, Literal
 from environments.call import ToolSchema
 
 Language = Literal["Python", "Java", "JavaScript"]
-TYPES = {
-    "dict": "object",
-    "float": "number",
-    "double": "number",
-    "tuple": "array",
-    "list": "array",
-    "any": "string",
-    "bool": "boolean",
-}  # JSON schema's names for the documents' types
+# JSON schema's names for the documents' types.
+TYPES = {"dict": "object", "float": "number", "double": "number", "tuple": "array", "list": "array"}
+TYPES |= {"any": "string", "bool": "boolean"}
 _JSON_TYPES = ("string", "number", "integer", "boolean", "array", "object", "null")
 _HINTS = {"Java": "Java 8 SDK", "JavaScript": "JavaScript", "Python": "Python 3"}
 

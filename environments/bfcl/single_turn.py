@@ -12,23 +12,10 @@ from environments.episode import Episode
 from environments.row import Row, Split
 from environments.score import Score
 
-TRAINED = (
-    "simple_python",
-    "simple_java",
-    "simple_javascript",
-    "multiple",
-    "parallel",
-    "parallel_multiple",
-    "irrelevance",
-)
-HELD_OUT = (
-    "live_simple",
-    "live_multiple",
-    "live_parallel",
-    "live_parallel_multiple",
-    "live_irrelevance",
-    "live_relevance",
-)
+TRAINED: tuple[str, ...] = ("simple_python", "simple_java", "simple_javascript")
+TRAINED += ("multiple", "parallel", "parallel_multiple", "irrelevance")
+HELD_OUT: tuple[str, ...] = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
+HELD_OUT += ("live_irrelevance", "live_relevance")
 
 
 class SingleTurn(BfclTaskset):

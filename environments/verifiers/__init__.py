@@ -1,10 +1,10 @@
 """`verifiers:NAME`: tasksets of the package `verifiers` (0.4, the extra `environments`) as environments."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from environments.taskset import Taskset
-from environments.verifiers.installed import installed_tasksets, library
+from environments.verifiers.installed import installed_tasksets as names
+from environments.verifiers.installed import library
 
 
 def load(name: str, **options: Any) -> Taskset:
@@ -15,6 +15,4 @@ def load(name: str, **options: Any) -> Taskset:
     return VerifiersTaskset(name, **options)
 
 
-def names() -> Sequence[str]:
-    """The installed tasksets. Empty without the library."""
-    return installed_tasksets()
+__all__ = ["load", "names"]

@@ -52,13 +52,8 @@ BEFORE_0_4 = "def load_environment():\n    pass\n"
 
 @pytest.fixture(autouse=True)
 def modules(tmp_path, monkeypatch):
-    sources = {
-        "double_v1": TASKSET,
-        "boxed": IN_A_BOX,
-        "shelled": WITH_A_SHELL,
-        "old_style": BEFORE_0_4,
-        "broken": "import nothing_of_this_name\n",
-    }
+    sources = {"double_v1": TASKSET, "boxed": IN_A_BOX, "shelled": WITH_A_SHELL, "old_style": BEFORE_0_4}
+    sources["broken"] = "import nothing_of_this_name\n"
     for name, source in sources.items():
         (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
@@ -75,16 +70,19 @@ def test_a_taskset_is_found_by_every_name_that_users_type(name):
     assert len(taskset.rows("train", None, seed=0)) == 27
 
 
-def test_an_installed_package_is_found_by_its_bare_name_but_ours_come_first(monkeypatch):
-    monkeypatch.setattr("environments.verifiers.installed._of_packages", lambda: {"double", "wordle"})
+@pytest.fixture
+def listed_again():
     packages.installed_tasksets.cache_clear()
-    try:
-        assert find("vf_double").load().rows("eval", 1, seed=0)[0].data["task"]["answer"] == 2 * 9
-        monkeypatch.setitem(registry.BUILT_IN, "wordle", "environments.wordle")
-        assert find("vf-wordle").source == "environments.wordle"
-        assert {"verifiers:double", "verifiers:textarena"} <= set(names())
-    finally:
-        packages.installed_tasksets.cache_clear()
+    yield
+    packages.installed_tasksets.cache_clear()
+
+
+def test_an_installed_package_is_found_by_its_bare_name_but_ours_come_first(monkeypatch, listed_again):
+    monkeypatch.setattr("environments.verifiers.installed._of_packages", lambda: {"double", "wordle"})
+    assert find("vf_double").load().rows("eval", 1, seed=0)[0].data["task"]["answer"] == 2 * 9
+    monkeypatch.setitem(registry.BUILT_IN, "wordle", "environments.wordle")
+    assert find("vf-wordle").source == "environments.wordle"
+    assert {"verifiers:double", "verifiers:textarena"} <= set(names())
 
 
 def test_every_tenth_task_is_held_out_and_a_seed_always_gives_the_same_order():
@@ -116,30 +114,23 @@ def test_a_game_without_end_gives_as_many_rows_as_are_asked_for_and_holds_out_ev
     assert [row.data["task"]["idx"] for row in taskset.rows("eval", 2, seed=0)] == [1, 3]
 
 
+NOT_TAKEN = "does not take these options: taskset."
+BEFORE = "exports no Taskset: it is no environment, or one written for a release before 0.4"
+BROKEN = "the taskset 'broken' cannot be imported: ModuleNotFoundError: No module named 'nothing"
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
         ("nothing", {}, "there is no taskset 'nothing': no module nothing is installed. There are: harbor, "),
-        (
-            "double",
-            {"size": "many"},
-            "does not take these options: taskset.size: Input should be a valid int",
-        ),
+        ("double", {"size": "many"}, f"{NOT_TAKEN}size: Input should be a valid int"),
         ("double", {"solved_at": "half"}, "verifiers:double: solved_at is a reward, a number, not 'half'"),
-        ("double", {"sice": 3}, "does not take these options: taskset.sice: "),
-        ("textarena", {}, "does not take these options: taskset.game: Field required"),
+        ("double", {"sice": 3}, f"{NOT_TAKEN}sice: "),
+        ("textarena", {}, f"{NOT_TAKEN}game: Field required"),
         ("boxed", {}, "verifiers:boxed: its tasks need a container, which nothing here starts"),
         ("shelled", {}, "its seat 'agent' is played by 'shelled', which needs a sandbox"),
-        (
-            "old_style",
-            {},
-            "exports no Taskset: it is no environment, or one written for a release before 0.4",
-        ),
-        (
-            "broken",
-            {},
-            "the taskset 'broken' cannot be imported: ModuleNotFoundError: No module named 'nothing",
-        ),
+        ("old_style", {}, BEFORE),
+        ("broken", {}, BROKEN),
     ],
 )
 def test_what_cannot_be_played_is_answered_with_one_line(name, options, said):
@@ -162,7 +153,9 @@ def test_a_game_that_textarena_does_not_have_is_answered_with_one_line():
         ("0.3.1", "release 0.3.1 is installed, and 0.4 is needed"),
     ],
 )
-def test_a_missing_extra_is_answered_with_the_command_that_installs_it(installed, said, monkeypatch):
+def test_a_missing_extra_is_answered_with_the_command_that_installs_it(
+    installed, said, monkeypatch, listed_again
+):
     def found(package):
         if package != "verifiers":
             return version(package)
@@ -171,13 +164,8 @@ def test_a_missing_extra_is_answered_with_the_command_that_installs_it(installed
         return installed
 
     monkeypatch.setattr("environments.verifiers.installed.version", found)
-    packages.installed_tasksets.cache_clear()
-    try:
-        with pytest.raises(EnvironmentUnusable, match=said) as error:
-            find("verifiers:double").load()
-        assert '-e ".[environments]"' in str(error.value)
-        assert not [
-            name for name in names() if name.startswith("verifiers:")
-        ]  # and nothing else is in the way
-    finally:
-        packages.installed_tasksets.cache_clear()
+    with pytest.raises(EnvironmentUnusable, match=said) as error:
+        find("verifiers:double").load()
+    assert '-e ".[environments]"' in str(error.value)
+    # And nothing else is in the way.
+    assert not [name for name in names() if name.startswith("verifiers:")]

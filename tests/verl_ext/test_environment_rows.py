@@ -33,13 +33,9 @@ def row(key, score, success=False, **parts):
     return StepRow(key, False, "sums", {"row": "train-1"}, reward, Conversation((), (turn,)), 0)
 
 
-STEP = [
-    row("p_0_0", 1.0, True, exact=1.0),
-    row("p_1_0", 0.0, exact=0.0, near=0.4),
-    row("q_0_0", 0.5, exact=0.5),
-    row("q_0_1", 0.5, exact=0.5),  # a second branch of the same rollout
-    row("q_1_0", None),
-]
+# The last but one is a second branch of the rollout before it.
+STEP = [row("p_0_0", 1.0, True, exact=1.0), row("p_1_0", 0.0, exact=0.0, near=0.4)]
+STEP += [row("q_0_0", 0.5, exact=0.5), row("q_0_1", 0.5, exact=0.5), row("q_1_0", None)]
 
 
 def test_a_steps_metrics_are_as_computed_by_hand():

@@ -92,15 +92,10 @@ class ServerArgs:
 
 
 def test_arguments_are_read_from_the_options_of_server_args():
-    assert read_arguments(ServerArgs) == {
-        "model_path": Argument("text"),
-        "parser": Argument("text", choices=("auto", "x")),
-        "sizes": Argument("int", many=True),
-        "strict": Argument("switch"),
-        "quick": Argument("flag"),
-        "extra": Argument("json"),
-        "by_another_name": Argument("text", option="--other"),
-    }
+    expected = {"model_path": Argument("text"), "parser": Argument("text", choices=("auto", "x"))}
+    expected |= {"sizes": Argument("int", many=True), "strict": Argument("switch"), "quick": Argument("flag")}
+    expected |= {"extra": Argument("json"), "by_another_name": Argument("text", option="--other")}
+    assert read_arguments(ServerArgs) == expected
 
 
 def test_the_reference_engines_arguments_are_those_that_its_code_reads():

@@ -13,7 +13,6 @@ import contextlib
 import hmac
 import os
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -175,11 +174,6 @@ class EngineCollector(Collector):
         yield from (GaugeMetricFamily(f"engine_{name}", *one) for name, one in gauges.items())
 
 
-def _exit(message: str) -> None:
-    print(f"solver server: {message}", file=sys.stderr)
-    raise SystemExit(2)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Serve until a signal. Exits with 2 for a bad port or model. Raises EngineFailure after a crash."""
     parser = argparse.ArgumentParser(prog="python -m verl_ext.engine.api_server", description=__doc__)
@@ -202,13 +196,13 @@ def main(arguments: list[str] | None = None) -> None:
         listener.bind((options.host, options.port))
     except OSError as error:
         place, cause = f"{options.host}:{options.port}", os.strerror(error.errno or 0)
-        _exit(f"cannot listen on {place}: {cause}. Choose another with --port.")
+        parser.exit(2, f"solver server: cannot listen on {place}: {cause}. Choose another with --port.\n")
     setproctitle("drzero: solver")
     torch.set_num_threads(options.threads)
     try:
         model, tokenizer = load_model(options.model, dtype=options.dtype, device=options.device)
     except ModelLoadError as error:
-        _exit(str(error))
+        parser.exit(2, f"solver server: {error}\n")
     engine = ReferenceEngine(
         model,
         eos_token_ids=eos_token_ids(model, tokenizer),

@@ -13,13 +13,8 @@ from drzero.ops.files import atomic_write
 from verl_ext.server_arguments import KINDS, TABLE, Argument
 from verl_ext.sglang.compat import PINNED
 
-_KINDS = {
-    "int": "int",
-    "human_readable_int": "int",
-    "float": "float",
-    "loads": "json",
-    "json_list_type": "json",
-}
+_KINDS = {"int": "int", "human_readable_int": "int", "float": "float"}
+_KINDS |= dict.fromkeys(("loads", "json_list_type"), "json")
 """Kinds by the name of an option's `type`. All others are text."""
 
 

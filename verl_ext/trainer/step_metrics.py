@@ -72,14 +72,8 @@ def challenger_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
             metrics[f"solved/{k}_of_{n}"] = sum(row.reward["k"] == k for row in tried)
         metrics["solved/pass_rate"] = mean([row.reward["k"] / n for row in tried])
         metrics["solved/some"] = mean([0 < row.reward["k"] < n for row in tried])
-    names = (
-        "attempts_finished",
-        "attempts_failed",
-        "attempt_searches",
-        "attempt_tokens",
-        "attempt_tokens_in",
-    )
-    for name in names:
+    counted = ("attempts_finished", "attempts_failed", "attempt_searches")
+    for name in (*counted, "attempt_tokens", "attempt_tokens_in"):
         metrics[f"solver/{name}"] = sum(row.reward.get(name, 0) for row in rows if not row.padding)
     metrics["time/solver_attempts_mean_s"] = mean([row.reward.get("attempts_s", 0.0) for row in good])
     return _prefixed(metrics)
