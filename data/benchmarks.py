@@ -85,7 +85,7 @@ def benchmark_file(source: str | Path) -> Path:
         except CorpusError as error:
             raise DataError(str(error)) from error
     if not path.is_file():
-        raise DataError(f"there is no benchmark file at {path}: correct the path; {_ADVICE}")
+        raise DataError(f"there is no benchmark file at {path}: correct the path")
     return path
 
 

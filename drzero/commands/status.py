@@ -3,7 +3,7 @@
     drzero status                                        the loop under outputs/checkpoints, or its seeds'
     loops drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
 
-It reads only manifests, so you may ask at any time.
+It reads only what runs write down, so you may ask at any time.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from drzero.loop.manifest import Manifest
 from drzero.loop.report import print_loop
 from drzero.ops.process.lock import lock_is_held
+from drzero.ops.records import RunRecords
 from drzero.recipe.tables import console
 
 
@@ -23,8 +24,12 @@ def run_status(config: DictConfig) -> None:
     loops = [folder for folder in found if (folder / "manifest.json").is_file()]
     locks = sorted(root.glob("*/lock"), key=lambda lock: lock.stat().st_mtime)
     alone = [lock.parent for lock in locks if lock_is_held(lock)]
-    for folder in alone if not any(lock_is_held(loop / "lock") for loop in loops) else []:
-        console().print(f"{folder.name} runs: `drzero top {folder}` shows it", soft_wrap=True)
+    in_loop = any(lock_is_held(loop / "lock") for loop in loops)
+    for folder in alone:
+        doing = RunRecords(folder).startup
+        if doing or not in_loop:
+            does = f"starts ({doing})" if doing else "runs"
+            console().print(f"{folder.name} {does}: `drzero top {folder}` shows it", soft_wrap=True)
     if not loops and not alone:
         last = f"; of its last run `drzero diagnose {locks[-1].parent}` tells" if locks else ""
         raise FileNotFoundError(

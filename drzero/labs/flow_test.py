@@ -30,7 +30,7 @@ from drzero.ops.records import EVENTS_FILE, FLOW_FILE, read_json_lines
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import run_supervised
 from drzero.preflight.context import CheckContext, Readings
-from drzero.preflight.cost import step_time
+from drzero.preflight.cost import pace_of
 from drzero.preflight.machine import declared_machine
 from drzero.recipe.compose import compose_stage, resolve, verl_env, write_resolved
 from drzero.recipe.errors import CheckError
@@ -84,9 +84,9 @@ def rows_per_s(stage: str, overrides: Sequence[str]) -> float | None:
         compose_stage(stage, [word for word in overrides if key_of(word).partition(".")[0] not in _TEST_KEYS])
     )
     machine = declared_machine(config, starting=False)
-    step, _ = step_time(CheckContext(config, stage, machine, starting=False, ahead=True, readings=Readings()))
+    pace = pace_of(CheckContext(config, stage, machine, starting=False, ahead=True, readings=Readings()))
     rows = config.data.train_batch_size * config.actor_rollout_ref.rollout.n
-    return None if step is None else float(rows / step[0])
+    return None if pace is None else float(rows / pace.step[0])
 
 
 def run_flow_test(config: DictConfig) -> float:

@@ -106,7 +106,8 @@ def _progress(request: Request) -> list[str]:
         return [request.name]
     steps = read_metrics(folder)
     if not steps:
-        return [f"{folder.name}: no step yet"]
+        doing = RunRecords(folder).startup
+        return [f"{folder.name}: no step yet", *([doing] if doing else [])]
     step, metrics = max(steps.items())
     scores = [f"{word} {metrics[key]:.3g}" for key, word in _SCORES.items() if key in metrics]
     return [f"{folder.name}: step {step}", *scores, f"checkpoint of step {saved_step(folder)}"]

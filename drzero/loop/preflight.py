@@ -4,7 +4,7 @@ Each stage also checks itself, but by then you have paid for the earlier ones. O
 will create are not reported as missing here.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -17,7 +17,7 @@ from drzero.ops.console import say
 from drzero.preflight.compute import check_together
 from drzero.preflight.context import Readings
 from drzero.preflight.cost import together
-from drzero.preflight.finding import Finding, PreflightFailed, Severity
+from drzero.preflight.finding import PreflightFailed, Severity, once
 from drzero.preflight.run import Report, preflight, refused_override, unresolved
 from drzero.preflight.values import concerns_verl
 from drzero.recipe.compose import compose_stage
@@ -27,29 +27,28 @@ from drzero.stages.models import evaluate_overrides, preview_overrides
 
 def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
     """Check the stages that will run. Raises PreflightFailed with all errors, each listed once."""
-    readings = Readings()
-    # Iterations repeat a stage's findings, so the first for a stage and key counts.
-    found: dict[tuple[bool, str, str], Finding] = {}
-    estimates = []
-
-    def sort_in(stage: str, findings: Iterable[Finding]) -> None:
-        for finding in findings:
-            found.setdefault((finding.severity is Severity.ERROR, stage, finding.key), finding)
-
+    readings, reports = Readings(), []
     for run in runs:
-        report = preflight(configs[run.name], run.stage, starting=True, ahead=True, readings=readings)
-        sort_in(run.stage, report.findings)
-        estimates.append(report.estimate)
-    if runs:
-        sort_in("evolve", check_together(configs[runs[-1].name].compute, estimates))
-    once = {(finding.severity, str(finding)): finding for finding in found.values()}.values()
-    if errors := [finding for finding in once if finding.severity is Severity.ERROR]:
+        config = configs[run.name]
+        report = preflight(config, run.stage, starting=True, ahead=True, readings=readings)
+        reports.append(report)
+    if not runs:
+        return
+    reports.append(_loop_report(configs[runs[-1].name], reports))
+    found = once((report.name, report.findings) for report in reports)
+    if errors := [finding for finding in found if finding.severity is Severity.ERROR]:
         raise PreflightFailed(errors)
-    shown = [finding for finding in once if finding.severity is Severity.WARNING]
-    if cost := found.get((False, "evolve", "cost")):
-        shown.append(cost)
-    for finding in shown:
-        say("preflight", f"{finding.severity}: {finding}")
+    for finding in found:
+        if finding.severity is Severity.WARNING:
+            say("preflight", f"{finding.severity}: {finding}")
+    if total := reports[-1].estimate:
+        say("preflight", f"time: {total}")
+
+
+def _loop_report(config: DictConfig, stages: Sequence[Report]) -> Report:
+    """The report about unfinished stages together."""
+    total = together([report.estimate for report in stages])
+    return Report("evolve", list(check_together(config.compute, total)), stages[0].machine, estimate=total)
 
 
 _COMPLETED = {"preview": preview_overrides, "evaluate": evaluate_overrides}  # as their commands do
@@ -91,10 +90,4 @@ def _loop_reports(arguments: Sequence[str]) -> list[Report]:
         for run, report in zip(plan, reports, strict=True)
         if run in again or not manifest.is_complete(run.name)
     ]
-    if left:
-        estimates = [report.estimate for report in left]
-        known = [found for found in estimates if found is not None]
-        total = together(known) if known else None
-        findings = list(check_together(config.compute, estimates))
-        reports.append(Report("evolve", findings, left[0].machine, estimate=total))
-    return reports
+    return [*reports, _loop_report(config, left)] if left else reports

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import msgspec
 
 from drzero.ops.files import open_regular
+from drzero.ops.notices import STARTUP_KIND
 
 Record = dict[str, Any]
 Step = Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)]
@@ -177,6 +178,15 @@ class RunRecords:
     def last_start(self) -> list[Record]:
         """The events since the run was last started."""
         return of_last_start(self.events)
+
+    @property
+    def startup(self) -> str:
+        """What the last start is doing, until its first rollout begins."""
+        began = self.last_start[0]["time"] if self.last_start else 0.0
+        if any(beat["phase"] == "rollout" and beat["time"] >= began for beat in self.beats):
+            return ""
+        said = [str(event["text"]) for event in self.last_start if event["kind"] == STARTUP_KIND]
+        return said[-1] if said else ""
 
     @property
     def lasting_stall(self) -> Record | None:

@@ -1,13 +1,13 @@
 """Checks of the declared machine: does it fit the hardware profile, the time limit and the budget?"""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
 
 from drzero.ops.resources.gpu import Gpus, gpus_here
 from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
-from drzero.preflight.cost import Estimate, estimate, together
+from drzero.preflight.cost import Estimate, estimate
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.recipe.compose import joins_cluster
 from drzero.recipe.gpu_split import pools
@@ -121,23 +121,17 @@ def check_cost(ctx: CheckContext) -> Iterator[Finding]:
     found = estimate(ctx)
     if found is None:
         return
-    yield note("cost", str(found), value=found.source.partition(":")[0])
     compute = ctx.config.compute
     if compute.timeout and found.expected_s > compute.timeout:
-        why = f"the call is expected to be ended before the run is done: {found}"
+        why = f"the call is expected to be ended before the run is done: {found.range}"
         yield warning("compute.timeout", why, "raise it, or rerun to resume")
     yield from _spending(compute.max_usd, found, "run fewer steps (trainer.total_training_steps)")
 
 
-def check_together(compute: DictConfig, estimates: Sequence[Estimate | None]) -> Iterator[Finding]:
+def check_together(compute: DictConfig, total: Estimate | None) -> Iterator[Finding]:
     """A loop's unfinished stages together must stay within the same limits."""
-    known = [found for found in estimates if found is not None]
-    if not known:
+    if total is None:
         return
-    total = together(known)
-    rest = len(estimates) - len(known)
-    unknown = f"; {rest} more cannot be estimated before earlier stages have run" if rest else ""
-    yield note("cost", f"{total}{unknown}", value=f"{len(known)} of {len(estimates)} stages")
     if compute.timeout and total.expected_s > compute.timeout:
         why = "one call is expected to end before the loop is done"
         yield note("compute.timeout", why, "rerun to resume", value=compute.timeout)
@@ -149,7 +143,7 @@ def _spending(limit: float | None, found: Estimate, less: str) -> Iterator[Findi
         return
     fix = f"raise compute.max_usd, or {less}"
     if (expected := found.usd(found.expected_s)) > limit:
-        why = f"the run is expected to cost ${expected:,.0f}, above it: {found}"
+        why = f"the run is expected to cost ${expected:,.0f}, above it: {found.range}"
         yield error("compute.max_usd", why, fix, value=limit)
     elif found.usd(found.high_s) > limit:
-        yield warning("compute.max_usd", f"the run may cost more than that: {found}", fix, value=limit)
+        yield warning("compute.max_usd", f"the run may cost more than that: {found.range}", fix, value=limit)

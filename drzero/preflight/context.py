@@ -29,6 +29,10 @@ class Readings:
     indices: dict[Index, CollectionInfo] = field(default_factory=dict)
     token_counts: dict[tuple[str, str, int], tuple[dict[int, int], int | None]] = field(default_factory=dict)
     source_bytes: dict[str, int] = field(default_factory=dict)
+    runs: dict[Path, DictConfig] = field(default_factory=dict)
+    """The settings of earlier runs, by file."""
+    out_of_reach: set[str] = field(default_factory=set)
+    """Models that a hub which does not answer may have, as found so far."""
     taskset: Taskset | None = None
     sight: Sight | None = None
 

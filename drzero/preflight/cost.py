@@ -1,7 +1,8 @@
-"""The estimate of a stage's time and cost: a range, and whether it was measured or assumed.
+"""The estimate of a stage's time and cost: a range, and what it rests on.
 
-Measured times come from an earlier start or the last iteration, with the same model, batch and machine.
-Otherwise they are assumed, by arithmetic over tokens with the shares below, which are guesses from practice.
+*Measured*: a run with the same model, engine, batch and machine. *Scaled*: the last run of the model and
+engine, each part multiplied by the new operations over the new peak and divided by the old ones. *Assumed*:
+arithmetic over tokens with the shares below, which are guesses from practice.
 With P weights, generating a token takes 2P operations, training on one 6P (8P with gradient checkpointing):
 
     generated   rows × FILLED × response         at DECODING of the GPUs' bfloat16 peak
@@ -10,8 +11,8 @@ With P weights, generating a token takes 2P operations, training on one 6P (8P w
     and OVERHEAD_S a step (weights to the engine, searches, data), STARTUP_S once
     a merge     MERGE_BYTES × weights                at DISK, and MERGE_STARTUP_S
 
-Each is a (low, high) pair, so the ends may differ by a factor of ten. Measured steps narrow the range. The
-expected value is the geometric mean.
+Each is a (low, high) pair. The ends of an assumed one may differ by a factor of ten, of the others by three
+at most. The expected value is the geometric mean.
 """
 
 import math
@@ -21,19 +22,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from data.benchmarks import HUB_PREFIX, choose_questions, load_benchmark, split_name
 from data.errors import DataError
-from drzero.checkpoints.reading import read_settings
 from drzero.preflight.context import CheckContext
+from drzero.preflight.earlier import find_earlier
 from drzero.preflight.inputs import question_fields
 from drzero.preflight.model_shape import ModelShape
-from drzero.recipe.errors import CheckError
 from drzero.recipe.gpu_prices import RATES_DATE
 from drzero.recipe.gpu_split import pools
-from drzero.recipe.metrics import read_metrics
-from drzero.recipe.settings.schema import pace_keys
 from verl_ext.checkpoints import saved_step
 
 Range = np.ndarray  # the low and the high end
@@ -56,14 +54,23 @@ CPU_STARTUP_S = np.array((40, 240))
 HUB_QUESTIONS = 51_000  # questions assumed for a benchmark file on the hub, as in the seven published ones
 
 
+SPREAD = np.array((1 / math.sqrt(3), math.sqrt(3)))
+"""How far the time may be from an earlier run's, scaled by operations over the peak."""
+NARROWER = "run three steps to narrow it: drzero {} … run.name=trial trainer.total_training_steps=3"
+_MEASURED_AS = {"rollouts": "sampling", "attempts": "sampling"}  # veRL's timing_s/gen has both
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """A range of seconds, its price, and its source."""
+    """A range of seconds, its price, and what it rests on."""
 
     low_s: float
     high_s: float
-    source: str
+    basis: str
     usd_per_hour: float
+    run: str = ""  # the earlier run that it rests on
+    detail: str = ""
+    advice: str = ""  # what would narrow the range
     summed_s: float | None = None  # the expected seconds of several stages in sequence
 
     @property
@@ -71,54 +78,103 @@ class Estimate:
         """The geometric mean, or the sum over several stages."""
         return math.sqrt(self.low_s * self.high_s) if self.summed_s is None else self.summed_s
 
+    @property
+    def source(self) -> str:
+        """What it rests on, with the counts behind it."""
+        return "; ".join(filter(None, (f"{self.basis} {self.run}".rstrip(), self.detail)))
+
     def usd(self, seconds: float) -> float:
         """The cost of so many seconds."""
         return seconds / 3600 * self.usd_per_hour
 
-    def __str__(self) -> str:
+    @property
+    def range(self) -> str:
+        """Time, and its price if the machine has one."""
         time = f"{hours(self.low_s)} to {hours(self.high_s)}"
         if not self.usd_per_hour:
-            return f"{time}, {self.source}"
-        money = f"${self.usd(self.low_s):,.0f} to ${self.usd(self.high_s):,.0f}"
-        rate = f"${self.usd_per_hour:.2f}/h, rates of {RATES_DATE}"
-        return f"{time}, {money} ({rate}), {self.source}"
+            return time
+        return f"{time}, ${self.usd(self.low_s):,.0f} to ${self.usd(self.high_s):,.0f}"
+
+    def __str__(self) -> str:
+        rate = f" (${self.usd_per_hour:.2f}/h, rates of {RATES_DATE})" if self.usd_per_hour else ""
+        return f"{self.range}{rate}, {'; '.join(filter(None, (self.source, self.advice)))}"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of a stage's parts, of a training a step's, and what they rest on."""
+
+    parts: dict[str, Range]
+    basis: str = "assumed: no earlier run of this model and engine"
+    run: str = ""
+    measured_step: Range | None = None
+
+    @property
+    def step(self) -> Range:
+        """Seconds of a training step."""
+        if self.measured_step is not None:
+            return self.measured_step
+        return sum((part for name, part in self.parts.items() if name != "start-up"), np.zeros(2))
 
 
 def estimate(ctx: CheckContext) -> Estimate | None:
     """A stage's estimate; None if too little is known."""
-    config = ctx.config
-    if ctx.stage == "merge":
-        shape = ctx.shape(config.base_model)
-        if shape is None:
-            return None
-        time = MERGE_STARTUP_S + MERGE_BYTES * shape.parameters / DISK
-        source = "assumed: a merge reads and writes the weights once"
-    elif ctx.trains:
-        steps = max(0, config.trainer.total_training_steps - _steps_done(ctx))
-        step, source = step_time(ctx)
-        if step is None:
-            return None
-        time = _startup(ctx) + steps * step + _validation(ctx, steps)
-        source += f"; {steps} steps of {step[0]:.0f} to {step[1]:.0f} s"
-    else:
-        shape = ctx.shape(config.solver.model_path) if ctx.serves_model else None
-        conversations = _conversations(ctx)
-        if shape is None or conversations is None:
-            return None
-        tokens = conversations * config.solver.max_context_tokens
-        time = _startup(ctx) + _generation(ctx, shape, tokens, PLAYED)
-        source = f"assumed: {conversations:,} conversations"
+    pace = pace_of(ctx)
+    if pace is None:
+        return None
+    time, detail, advice = sum(pace.parts.values(), np.zeros(2)), "", ""
+    if ctx.trains:
+        steps = max(0, ctx.config.trainer.total_training_steps - _steps_done(ctx))
+        time = pace.parts["start-up"] + steps * pace.step + _validation(ctx, steps, pace.parts["rollouts"])
+        detail = f"{steps} steps of {pace.step[0]:.0f} to {pace.step[1]:.0f} s"
+        advice = "" if pace.measured_step is not None else NARROWER.format(ctx.stage)
+    elif ctx.stage != "merge":
+        detail = f"{_conversations(ctx):,} conversations"
     low_s, high_s = time.tolist()
-    return Estimate(low_s, high_s, source, ctx.machine.usd_per_hour)
+    return Estimate(low_s, high_s, pace.basis, ctx.machine.usd_per_hour, pace.run, detail, advice)
 
 
-def step_time(ctx: CheckContext) -> tuple[Range | None, str]:
-    """A training step's seconds and their source; None if too little is known."""
-    if (measured := _measured_steps(ctx.config)) is not None:
-        return measured, "measured: the steps of an earlier start"
-    parts = step_parts(ctx)
-    step = None if parts is None else sum(parts.values(), np.zeros(2))
-    return step, "assumed: no earlier run of this model, batch and machine"
+def pace_of(ctx: CheckContext) -> Pace | None:
+    """A stage's pace, by an earlier run if there is one; None if too little is known."""
+    parts = _assumed_parts(ctx)
+    if parts is None or ctx.stage == "merge":
+        return None if parts is None else Pace(parts, "assumed: a merge reads and writes the weights once")
+    earlier = find_earlier(ctx)
+    past = _assumed_parts(earlier.ctx) if earlier else None
+    if earlier is None or past is None:
+        return Pace(parts)
+    for name, seconds in earlier.seconds.items():
+        named = [part for part in parts if _MEASURED_AS.get(part, part) == name]
+        then = sum(_middle(past[part]) for part in past if _MEASURED_AS.get(part, part) == name)
+        parts |= {part: _middle(parts[part]) * seconds / then * SPREAD for part in named}
+    if not earlier.is_same:
+        rule = "by weights and tokens" + (" over the GPUs' bfloat16 peak" if ctx.machine.gpu else "")
+        return Pace(parts, f"scaled {rule} from", f"{earlier.name} ({earlier.ctx.machine})")
+    mean = sum(seconds for name, seconds in earlier.seconds.items() if name != "start-up")
+    steps = None if earlier.steps is None else np.clip(earlier.steps, *(mean * SPREAD))
+    return Pace(parts, "measured in", earlier.name, steps)
+
+
+def _assumed_parts(ctx: CheckContext) -> dict[str, Range] | None:
+    start = {"start-up": STARTUP_S if ctx.machine.gpu else CPU_STARTUP_S}
+    if ctx.stage == "merge":
+        if (shape := ctx.shape(ctx.config.base_model)) is None:
+            return None
+        return {"start-up": MERGE_STARTUP_S, "files": MERGE_BYTES * shape.parameters / DISK}
+    if ctx.trains:
+        parts = step_parts(ctx)
+        return None if parts is None else start | parts
+    shape = ctx.shape(ctx.config.solver.model_path) if ctx.serves_model else None
+    conversations = _conversations(ctx)
+    if shape is None or conversations is None:
+        return None
+    tokens = conversations * ctx.config.solver.max_context_tokens
+    return start | {"conversations": _generation(ctx, shape, tokens, PLAYED)}
+
+
+def _middle(of: Range) -> float:
+    """The geometric mean of the ends."""
+    return float(math.sqrt(of[0] * of[1]))
 
 
 def _steps_done(ctx: CheckContext) -> int:
@@ -129,25 +185,6 @@ def _steps_done(ctx: CheckContext) -> int:
     # In a loop, the last iteration's challenger will have finished by then.
     comes = before is not None and ctx.is_of_the_loop(before)
     return max(0, config.trainer.total_training_steps - config.steps_per_iteration) if comes else 0
-
-
-def _measured_steps(config: DictConfig) -> Range | None:
-    """Shortest and longest step of an earlier start, without the first, which compiles and loads."""
-    folder = Path(config.run.dir)
-    iteration = config.iteration
-    before = folder.with_name(folder.name.replace(f"iter{iteration}", f"iter{iteration - 1}"))
-    for place in dict.fromkeys((folder, before)):
-        try:
-            earlier = read_settings(place, pace_keys())
-        except CheckError:  # the check of the run's start reports it
-            continue
-        if earlier != {key: OmegaConf.select(config, key) for key in pace_keys()}:
-            continue
-        steps = read_metrics(place).values()
-        seconds = [step["timing_s/step"] for step in steps if "timing_s/step" in step]
-        if len(seconds) > 2:
-            return np.array((min(seconds[1:]), max(seconds[1:])))
-    return None
 
 
 def step_parts(ctx: CheckContext) -> dict[str, Range] | None:
@@ -178,17 +215,17 @@ def _generation(
     return share * 2 * shape.parameters * tokens / _speed(ctx, DECODING, CPU_DECODING, gpus)
 
 
-def _validation(ctx: CheckContext, steps: int) -> Range:
+def _validation(ctx: CheckContext, steps: int, rollouts: Range) -> Range:
+    """Seconds of all validations, whose rows take as long as a step's `rollouts`."""
     config, trainer = ctx.config, ctx.config.trainer
-    shape = ctx.shape(config.actor_rollout_ref.model.path)
-    if trainer.test_freq <= 0 or shape is None:
+    if trainer.test_freq <= 0:
         return np.zeros(2)
     try:
         rows = pq.read_metadata(config.data.val_files).num_rows
     except (OSError, ValueError, TypeError):  # no file yet
         rows = config.data.train_batch_size
     times = math.ceil(steps / trainer.test_freq) + bool(trainer.val_before_train)
-    return _generation(ctx, shape, times * rows * config.data.max_response_length, FILLED)
+    return times * rows / (config.data.train_batch_size * config.actor_rollout_ref.rollout.n) * rollouts
 
 
 def _conversations(ctx: CheckContext) -> int | None:
@@ -218,10 +255,6 @@ def _questions(config: DictConfig, source: str) -> int:
     return len(choose_questions(asked, of_each, config.data.seed))
 
 
-def _startup(ctx: CheckContext) -> Range:
-    return STARTUP_S if ctx.machine.gpu else CPU_STARTUP_S
-
-
 def _speed(ctx: CheckContext, shares: Range, on_cpu: Range, gpus: int | None = None) -> Range:
     """FLOP/s of so many GPUs of each machine, by default of all."""
     gpu = ctx.machine.gpu
@@ -237,11 +270,22 @@ def hours(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def together(estimates: Sequence[Estimate]) -> Estimate:
-    """The estimate of one or more stages in sequence."""
+def together(estimates: Sequence[Estimate | None]) -> Estimate | None:
+    """The estimate of several stages in sequence, of which some may be unknown."""
+    known = [one for one in estimates if one is not None]
+    if not known:
+        return None
     low, high, expected = (
-        sum(seconds) for seconds in zip(*((e.low_s, e.high_s, e.expected_s) for e in estimates), strict=True)
+        sum(seconds) for seconds in zip(*((e.low_s, e.high_s, e.expected_s) for e in known), strict=True)
     )
-    measured = sum(estimate.source.startswith("measured") for estimate in estimates)
-    source = f"{len(estimates)} stages together, {measured or 'none'} of them measured"
-    return Estimate(low, high, source, estimates[0].usd_per_hour, expected)
+    runs: dict[str, list[str]] = {}
+    for one in known:
+        runs.setdefault(one.basis.partition(":")[0], []).append(one.run.partition(" ")[0])
+    told = (
+        f"{'all' if len(names) == len(known) else len(names)} {basis} {', '.join(dict.fromkeys(names))}"
+        for basis, names in runs.items()
+    )
+    basis = f"{len(known)} of {len(estimates)} stages, {', '.join(map(str.rstrip, told))}"
+    unknown = "the others need the output of earlier stages" if len(known) < len(estimates) else ""
+    advice = next((one.advice for one in known if one.advice), "")
+    return Estimate(low, high, basis, known[0].usd_per_hour, "", unknown, advice, expected)

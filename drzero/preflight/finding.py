@@ -1,6 +1,6 @@
 """Findings: problems found before a run starts, each with its config key and fix."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -38,6 +38,30 @@ class Finding:
         value = OmegaConf.select(config, self.key)
         shown = "null" if value is None else "" if OmegaConf.is_dict(value) else str(value)
         return replace(self, value=shown)
+
+    def signs(self, stage: str) -> Iterator[tuple[str, ...]]:
+        """What it shares with the same problem of another stage or iteration."""
+        yield self.severity, "stage", stage.partition("_iter")[0], self.key
+        yield self.severity, "key", self.key, str(self.value)
+        yield self.severity, "why", self.why
+        if self.value and self.fix:
+            yield self.severity, "fix", self.fix, self.value
+
+
+def once(found: Iterable[tuple[str, Iterable[Finding]]]) -> dict[Finding, list[str]]:
+    """The findings of several stages, the worst first, each once with the stages that have it."""
+    first: dict[tuple[str, ...], Finding] = {}
+    stages: dict[Finding, list[str]] = {}
+    for stage, findings in found:
+        earlier = dict(first)  # a stage's own findings are different problems
+        for finding in findings:
+            signs = list(finding.signs(stage))
+            same = next((earlier[sign] for sign in signs if sign in earlier), finding)
+            if stage not in stages.setdefault(same, []):
+                stages[same].append(stage)
+            first.update((sign, same) for sign in signs if sign not in first)
+    order = list(Severity)
+    return dict(sorted(stages.items(), key=lambda item: order.index(item[0].severity)))
 
 
 class PreflightFailed(CheckError):

@@ -229,7 +229,7 @@ def check_questions(ctx: CheckContext) -> Iterator[Finding]:
 def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
     """The questions of `benchmarks` in order. Published ones name no documents, so any corpus fits them.
 
-    Raises DataError for an unreadable file, PreflightFailed if a sample is about another corpus.
+    Raises PreflightFailed for an unreadable file or one about another corpus, DataError for no question.
     """
     if not config.benchmarks:
         raise DataError(f"benchmarks is empty, so there is nothing to ask. {_NAME_OTHERS}")
@@ -237,8 +237,8 @@ def load_questions(config: DictConfig) -> list[BenchmarkQuestion]:
     for source in config.benchmarks:
         try:
             found = load_benchmark(source, question_fields(config))
-        except DataError as error:
-            raise DataError(f"{error}. {_NAME_OTHERS}") from error
+        except DataError as reason:
+            raise refusal("benchmarks", str(reason), _NAME_OTHERS) from reason
         questions += found
         sample = found[:: max(1, len(found) // _SAMPLED)]
         named = sorted({doc_id for question in sample for doc_id in question.doc_ids})

@@ -1,13 +1,13 @@
 """Checks that a stage fits the memory of its declared machine, by the memory ledger."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from drzero.ops.resources.others import largest_others
-from drzero.preflight.batch import MICRO_BATCH, micro_batch_key, smallest_micro_batch
+from drzero.preflight.batch import micro_batch_key, smallest_micro_batch
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, Severity, error, note, warning
 from drzero.preflight.memory_ledger import (
@@ -26,15 +26,14 @@ from drzero.preflight.memory_ledger import (
     weights_backup_gib,
 )
 from drzero.preflight.model_shape import FAMILIES
-from drzero.preflight.what_fits import what_fits
+from drzero.preflight.what_fits import CHECKPOINTING, changed, what_fits, written
 from drzero.recipe.gpu_split import pools
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
 FASTER = (
     (f"{_ACTOR}.fsdp_config.offload_policy", False),
     (f"{_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation", True),
-    (_CHECKPOINTING, False),
+    (CHECKPOINTING, False),
 )
 """Settings that cost memory and save time, the most worthwhile first."""
 _CERTAIN = ("weights", "gradients", "Adam")  # items that do not depend on sequence length
@@ -97,13 +96,13 @@ def _with_what_fits(ctx: CheckContext, found: list[Finding]) -> list[Finding]:
     if not errors:
         return found
 
-    def fits(config: DictConfig) -> bool:
-        host_gib = ctx.machine.host_gib if ctx.machine.is_local else config.compute.memory / 1024
-        other = replace(ctx, config=config, machine=replace(ctx.machine, host_gib=host_gib))
-        ledger = stage_ledger(other)
-        return ledger is not None and not any(_of_gpu_machine(other, ledger))
+    def fits(other: CheckContext) -> bool:
+        if not other.machine.is_local:
+            host_gib = other.config.compute.memory / 1024
+            other = replace(other, machine=replace(other.machine, host_gib=host_gib))
+        return _fits_gpus(other)
 
-    if not (way := what_fits(ctx.config, fits)):
+    if not (way := what_fits(ctx, fits)):
         return found
     told = next((one for one in errors if " needs " in one.why), errors[0])
     told_more = replace(told, fix=f"{told.fix}. By the memory ledger this fits: {way}")
@@ -137,6 +136,11 @@ def _of_gpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
     yield from _host_next_to_gpus(ctx)
 
 
+def _fits_gpus(ctx: CheckContext) -> bool:
+    ledger = stage_ledger(ctx)
+    return ledger is not None and not any(_of_gpu_machine(ctx, ledger))
+
+
 def _of_cpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
     if not ledger.capacity_gib:
         return
@@ -166,31 +170,15 @@ def _short_of_memory(ctx: CheckContext, most: float, least: float, needed: str) 
         fix += f" until {wanted:.1f} GiB are free" if wanted < whole else ""
     why += f", and Ray kills workers once less than {reserve:.1f} are" if reserve else ""
     make = error if least > room else warning
-    yield make("memory", f"{why}; {needed}", fix + _fewer_at_once(ctx, room), value=f"{room:.1f} GiB")
+    if ctx.machine.gpu is None and (way := what_fits(ctx, lambda other: _needed(other) <= room)):
+        fix += f", or {way}"
+    yield make("memory", f"{why}; {needed}", fix, value=f"{room:.1f} GiB")
 
 
-def _fewer_at_once(ctx: CheckContext, room: float) -> str:
-    """Settings of a CPU's run with which it fits `room` GiB, or nothing."""
-    if ctx.machine.gpu is not None:
-        return ""
-    keys = [f"{_ROLLOUT}.max_num_seqs"] if ctx.trains else []
-    keys += [MICRO_BATCH] if ctx.trains and micro_batch_key(ctx.config) == MICRO_BATCH else []
-    keys += ["solver.max_batch_size"] if ctx.serves_model else []
-    before = {key: OmegaConf.select(ctx.config, key) for key in keys}
-    slower: list[dict[str, bool]] = [{}, {_CHECKPOINTING: True}] if ctx.trains else [{}]
-    sizes = range(max(before.values(), default=1).bit_length())
-    for more, halvings in product(slower, sizes):
-        after = {key: max(value >> halvings, 1) for key, value in before.items()} | more
-        config = ctx.config.copy()
-        for key, value in after.items():
-            OmegaConf.update(config, key, value)
-        ledger = stage_ledger(replace(ctx, config=config))
-        if ledger and ledger.total(ledger.worst) <= room:
-            changed = (
-                f"{key}={str(value).lower()}" for key, value in after.items() if value != before.get(key)
-            )
-            return f", or set {' '.join(changed)}"
-    return ""
+def _needed(ctx: CheckContext) -> float:
+    """GiB of the worst phase."""
+    ledger = stage_ledger(ctx)
+    return ledger.total(ledger.worst) if ledger else math.inf
 
 
 def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
@@ -205,12 +193,8 @@ def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
         counts = pools(config) if ctx.trains else []
         if tp == now or any(number % tp for number in (gpus, *counts, *(shape.heads for shape in shapes))):
             continue
-        changed = config.copy()
-        changed.solver.tp_size = tp
-        if ctx.trains:
-            changed.actor_rollout_ref.rollout.tensor_model_parallel_size = tp
-        other = replace(ctx, config=changed)
-        if (ledger := stage_ledger(other)) and not any(_of_gpu_machine(other, ledger)):
+        keys = ["solver.tp_size", *([f"{_ROLLOUT}.tensor_model_parallel_size"] if ctx.trains else [])]
+        if _fits_gpus(changed(ctx, dict.fromkeys(keys, tp))):
             why = f"by the memory ledger tp {tp} × dp {gpus // tp} fits"
             gain = " as well, with less traffic between GPUs that both engines share" if fits else ""
             yield note("solver.tp_size", why + gain, f"set solver.tp_size={tp}")
@@ -219,19 +203,13 @@ def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
 
 def _faster_update(ctx: CheckContext) -> Iterator[Finding]:
     """A note that names the settings for a faster update that still fit."""
-    config, chosen = ctx.config.copy(), []
+    chosen = dict[str, bool]()
     for key, value in FASTER:
-        if OmegaConf.select(config, key) == value:
-            continue
-        tried = config.copy()
-        OmegaConf.update(tried, key, value)
-        other = replace(ctx, config=tried)
-        if (ledger := stage_ledger(other)) and not any(_of_gpu_machine(other, ledger)):
-            config = tried
-            chosen.append(f"{key}={str(value).lower()}")
+        if OmegaConf.select(ctx.config, key) != value and _fits_gpus(changed(ctx, chosen | {key: value})):
+            chosen[key] = value
     if chosen:
         why = "by the memory ledger there is room for a faster update"
-        yield note("memory", why, f"set {' '.join(chosen)}", value=ctx.machine)
+        yield note("memory", why, f"set {written(chosen)}", value=ctx.machine)
 
 
 def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:

@@ -62,39 +62,6 @@ SGLANG_PROCESSES_GIB = 3.0
 
 CHUNK_TOKENS = 512  # tokens whose logits veRL's fused head has at a time (FusedLinearForPPO)
 
-_ABOUT = {
-    "contexts": "CUDA contexts of two processes, with their kernels",
-    "share": "SGLang's weights and KV cache",
-    "outside it": "SGLang's context, workspace, graphs and logits",
-    "asleep": "context and graphs, kept while it sleeps",
-    "weights": "the model that it serves",
-    "KV cache": "keys and values of its sequences, all at full length",
-    "processes": "veRL, Ray, the retrieval service, logs",
-    "solver: processes": "SGLang's own",
-    "rollout engine: processes": "SGLang's own",
-    "actor: weights": "the trained model, or this device's part of it",
-    "actor: gradients": "a number for each trained weight",
-    "actor: Adam": "two numbers for each trained weight",
-    "actor: kept inputs": "inputs of each layer, until the backward pass",
-    "actor: one layer": "activations of the layer that is recomputed",
-    "actor: activations": "activations of all layers",
-    "actor: logits": "a number for each token of a micro-batch and word",
-    "actor: head": "logits of some tokens, and the last layer's gradient",
-    "actor: mask": "which token sees which, of a whole micro-batch",
-    "actor: Adam's step": "a copy of all trained weights",
-    "actor: gathered": "whole copies of the layers that work",
-    "actor: buckets of weights": "whole tensors on their way to the engine",
-    "rollout engine: buckets": "weights on their way from the GPUs that train",
-    "encoders": "embedding models of the retrieval service",
-    "encoders (of one GPU)": "embedding models of the retrieval service",
-    "index": "the index's graph",
-}
-
-
-def about(item: str) -> str:
-    """One line about an item."""
-    return _ABOUT.get(item) or _ABOUT.get(item.partition(": ")[2], "")
-
 
 @dataclass
 class Ledger:
@@ -116,6 +83,11 @@ class Ledger:
     def margin_gib(self) -> float:
         """GiB left in the worst phase; negative if it does not fit."""
         return self.capacity_gib - self.total(self.worst)
+
+    @property
+    def filled(self) -> float:
+        """The share of the capacity that the worst phase needs."""
+        return self.total(self.worst) / self.capacity_gib
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,10 @@ def _language(ctx: CheckContext, name: str) -> Iterator[Finding]:
 
 
 def check_hub(ctx: CheckContext) -> Iterator[Finding]:
-    """One finding for all models of a hub that does not answer, and a warning per licence."""
+    """One finding for all models of a hub that does not answer, and a warning per licence.
+
+    A loop's later stages add only what the earlier ones do not load.
+    """
     models = ctx.models()
     if ctx.embeds or (ctx.stage == "prepare_data" and ctx.config.source is not None):
         models["retrieval.embedder"] = str(ctx.config.retrieval.embedder)
@@ -245,8 +248,10 @@ def check_hub(ctx: CheckContext) -> Iterator[Finding]:
         if _GATED.match(model) and not os.environ.get("HF_TOKEN"):
             why = "models of this name require a signed licence, and HF_TOKEN is not set"
             yield warning(key, why, "accept the licence on the hub and put HF_TOKEN into .env")
-    if not (unseen := [model for model in keys if is_out_of_reach(model)]):
+    told = ctx.readings.out_of_reach
+    if not (unseen := [model for model in keys if model not in told and is_out_of_reach(model)]):
         return
+    told.update(unseen)
     sizes = {model: f", about {gb:.0f} GB" for model in unseen if (gb := _gigabytes(ctx, model))}
     gaps = {model: f"; {gap}" for model in unseen if (gap := hub_gap(model))}
     names = " and ".join(

@@ -1,7 +1,8 @@
 """The output of `drzero preflight`, as text or JSON: findings, memory ledger, estimate."""
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from textwrap import TextWrapper
 from typing import Any
@@ -10,40 +11,47 @@ from rich.console import Console
 from rich.text import Text
 
 from drzero.ops.notices import plain
-from drzero.preflight.finding import Finding, Severity
-from drzero.preflight.memory_ledger import Ledger, about
+from drzero.preflight.finding import Finding, Severity, once
+from drzero.preflight.memory_ledger import Ledger
 from drzero.preflight.run import Report
 from drzero.recipe.gpu_prices import RATES_DATE
 from drzero.recipe.tables import console, new_table
 
+EVERYTHING = "--all"
+"""The option for notes and tables."""
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
-_WORST_FIRST = list(Severity)
 _LABEL = max(map(len, Severity))
 
 
-def print_reports(reports: Sequence[Report]) -> None:
-    """Print each stage's findings (worst first) and memory ledger, then a verdict."""
-    out, printed = console(), set[Finding]()
-    for report in reports:
-        new = [finding for finding in report.findings if finding not in printed]
-        printed.update(new)
-        if new:
-            _print_findings(out, report, new)
-        if report.ledger is not None and report.ledger.capacity_gib:
-            _print_memory(out, report, report.ledger)
-    out.print(verdict(reports), soft_wrap=True)
+def print_reports(reports: Sequence[Report], *, everything: bool = False) -> None:
+    """Print errors and warnings, then a line each on memory and time, and a verdict.
+
+    With `everything`, also the notes and the tables: memory by phase, time by stage.
+    """
+    out, whole = console(), reports[-1]
+    out.print(f"{whole.name}{f' on {whole.machine}' if whole.machine else ''}", soft_wrap=True)
+    found = once((report.name, report.findings) for report in reports)
+    shown = [one for one in found if everything or one.severity is not Severity.NOTE]
+    _print_findings(out, {one: found[one] if len(reports) > 1 else [] for one in shown})
+    if everything:
+        _print_tables(out, reports)
+    for label, text in _summary(reports):
+        out.print(_block_line(out, label, text), soft_wrap=True)
+    notes = dict.fromkeys(finding.key for finding in found if finding.severity is Severity.NOTE)
+    if not everything:
+        more = f"notes on {', '.join(notes)}, and " if notes else ""
+        line = _block_line(out, "more", f"{EVERYTHING} prints {more}tables of memory and time")
+        out.print(line, soft_wrap=True)
+    out.print()
+    out.print(verdict(found), soft_wrap=True)
 
 
-def verdict(reports: Sequence[Report]) -> str:
+def verdict(findings: Iterable[Finding]) -> str:
     """One line: findings by severity, and whether the run may start."""
-    findings = {finding for report in reports for finding in report.findings}
-    counts = [
-        f"{count} {severity}{'s' if count != 1 else ''}"
-        for severity in _WORST_FIRST
-        if (count := sum(finding.severity is severity for finding in findings))
-    ]
-    may = "it must not start" if any(report.errors for report in reports) else "it may start"
-    return f"preflight: {', '.join(counts) or 'nothing found'}: {may}"
+    counts = Counter(finding.severity for finding in findings)
+    told = [f"{counts[one]} {one}{'s' if counts[one] != 1 else ''}" for one in Severity if counts[one]]
+    may = "it must not start" if counts[Severity.ERROR] else "it may start"
+    return f"preflight: {', '.join(told) or 'nothing found'}: {may}"
 
 
 def as_json(reports: Sequence[Report]) -> str:
@@ -82,19 +90,27 @@ def _report_dict(report: Report) -> dict[str, Any]:
     }
 
 
-def _print_findings(out: Console, report: Report, findings: Sequence[Finding]) -> None:
-    out.print(f"{report.name}{f' on {report.machine}' if report.machine else ''}", soft_wrap=True)
-    for finding in sorted(findings, key=lambda finding: _WORST_FIRST.index(finding.severity)):
+def _print_findings(out: Console, found: Mapping[Finding, Sequence[str]]) -> None:
+    before = None
+    for finding, stages in found.items():
+        if finding.severity is not before:
+            out.print()
+        before = finding.severity
         setting = f"{finding.key} = {finding.value}" if finding.value else finding.key
-        out.print()
-        for label, text in ((str(finding.severity), setting), ("why", finding.why), ("fix", finding.fix)):
+        setting += f" ({_shortened(stages)})" if stages else ""
+        out.print(_block_line(out, before, setting, _STYLES[before]), soft_wrap=True)
+        for label, text in (("why", finding.why), ("fix", finding.fix)):
             if text:
-                style = _STYLES[finding.severity] if text == setting else "dim"
-                out.print(_block_line(out, label, text, style), soft_wrap=True)
+                out.print(_block_line(out, label, text), soft_wrap=True)
     out.print()
 
 
-def _block_line(out: Console, label: str, text: str, style: str) -> Text:
+def _shortened(stages: Sequence[str]) -> str:
+    more = len(stages) - 1
+    return f"{stages[0]} and {more} more" if more else stages[0]
+
+
+def _block_line(out: Console, label: str, text: str, style: str = "dim") -> Text:
     head, text = f"{label:>{_LABEL}}  ", plain(text)
     if out.is_terminal:
         indent = " " * len(head)
@@ -107,20 +123,48 @@ def _block_line(out: Console, label: str, text: str, style: str) -> Text:
     return line
 
 
+def _summary(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
+    """Memory and time in a line each, with their labels."""
+    ledgers = [(report, ledger) for report in reports if (ledger := report.ledger) and ledger.capacity_gib]
+    if ledgers:
+        report, ledger = max(ledgers, key=lambda item: item[1].filled)
+        of = f" of {report.name}" if len(reports) > 1 else ""
+        used = f"{ledger.total(ledger.worst):.1f} of {ledger.capacity_gib:.1f} GiB of {_memory_of(report)}"
+        yield "memory", f"{used} ({ledger.filled:.0%}) in the worst phase: {ledger.worst}{of}"
+    if estimate := reports[-1].estimate:
+        has_gpu = reports[-1].machine and reports[-1].machine.gpu
+        unpriced = has_gpu and not estimate.usd_per_hour
+        yield "time", f"{estimate}{'. For dollars set compute= instead of hardware=' if unpriced else ''}"
+
+
+def _memory_of(report: Report) -> str:
+    return "each GPU" if report.machine and report.machine.gpu else "the machine"
+
+
+def _print_tables(out: Console, reports: Sequence[Report]) -> None:
+    printed: list[Ledger] = []  # the iterations of a loop have the same
+    for report in reports:
+        if report.ledger and report.ledger.capacity_gib and report.ledger not in printed:
+            printed.append(report.ledger)
+            _print_memory(out, report, report.ledger)
+    estimates = [(report.name, one) for report in reports if (one := report.estimate)]
+    if len(reports) > 1 and estimates:
+        table = new_table(None, "stage", "time", "rests on")
+        for name, one in estimates:
+            table.add_row(name, one.range, one.source)
+        out.print(table)
+        out.print()
+
+
 def _print_memory(out: Console, report: Report, ledger: Ledger) -> None:
-    what = "each GPU" if report.machine and report.machine.gpu else "the machine"
-    left = f"{ledger.margin_gib:.1f} of {ledger.capacity_gib:.1f}"
-    out.print(f"memory of {what}, GiB: {left} left in the worst phase", soft_wrap=True)
+    left = f"{ledger.margin_gib:.1f} of {ledger.capacity_gib:.1f} left in the worst phase"
+    title = f"{report.name}, GiB of {_memory_of(report)}, by docs/preflight.md: {left}"
+    out.print(title, soft_wrap=True)
     table = new_table(None, "", *(f">{phase}" for phase in ledger.phases))
-    names = list(dict.fromkeys(name for items in ledger.phases.values() for name in items))
-    for name in names:
+    for name in dict.fromkeys(name for items in ledger.phases.values() for name in items):
         cells = (f"{items[name]:.1f}" if name in items else "–" for items in ledger.phases.values())
         table.add_row(name, *cells)
     table.add_row("sum", *(f"{ledger.total(phase):.1f}" for phase in ledger.phases))
     out.print(table)
     if table.box is None:  # a box ends with an empty line
         out.print()
-    widest = max(map(len, names))
-    for name in names:
-        out.print(f" {name:<{widest}}  {about(name)}", soft_wrap=True)
-    out.print()

@@ -43,23 +43,6 @@ from drzero.preflight.memory_ledger import Ledger
 from drzero.recipe.compose import first_broken, resolve
 from drzero.recipe.overrides import OverrideError
 
-STAGES = (
-    "prepare_data",
-    "preview",
-    "challenger",
-    "synthesize",
-    "solver",
-    "merge",
-    "evaluate",
-    "train",
-    "serve_search",
-    "serve_model",
-    "ask",
-    "serve_agent",
-    "compare_rollouts",
-)
-STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "flow-test", "evolve")
-
 # Errors whose message is written for users.
 _FOR_THE_USER = (UserError, FileNotFoundError, OmegaConfBaseException)
 # Raised by checks for an invalid value that another check reports.
@@ -217,6 +200,8 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     "compare_rollouts": _SERVE_MODEL,
     "flow_test": [*_QUEUES, _RUN_FOLDER, *_MACHINE],
 }
+STAGES = tuple(stage for stage in _CHECKS if stage not in ("bundle", "flow_test"))
+STAGE_NAMES = (*(stage.replace("_", "-") for stage in STAGES), "flow-test", "evolve")
 
 
 def _checks_of(ctx: CheckContext) -> list[PreflightCheck]:
@@ -275,13 +260,15 @@ def require(config: DictConfig, stage: str) -> None:
     if report.errors:
         raise PreflightFailed(report.errors)
     for finding in report.findings:
-        if finding.severity is Severity.WARNING or finding.key in ("cost", cuda.KEY):
+        if finding.severity is Severity.WARNING or finding.key == cuda.KEY:
             say("preflight", f"{finding.severity}: {finding}")
     if report.ledger and report.ledger.capacity_gib:
         left = f"{report.ledger.margin_gib:.1f} of {report.ledger.capacity_gib:.1f} GiB"
         free = report.machine.free_gib if report.machine else None
         now = f"; {free:.1f} GiB are free now" if free is not None else ""
         say("preflight", f"memory: {left} left in the worst phase ({report.ledger.worst}){now}")
+    if report.estimate:
+        say("preflight", f"time: {report.estimate}")
 
 
 @dataclass

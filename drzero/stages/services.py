@@ -16,6 +16,7 @@ from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import AnySpec, ServiceSpec
 from drzero.recipe.compose import process_env, resolve, retrieval_url
 from drzero.recipe.indices import places_of
+from drzero.stages.startup_signs import SGLANG
 from verl_ext.server_arguments import REFERENCE_SERVER, as_words, sglang_arguments
 from verl_ext.sglang import cpu
 from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
@@ -140,6 +141,7 @@ def solver_spec(config: DictConfig, name: str = "solver", served_name: str | Non
         # The probe generates one token.
         liveness=HealthCheck(url=f"{url}/{probe}", metrics_url=f"{url}/metrics", work=(work,)),
         startup_budget_s=solver.startup_budget_s,
+        startup_signs=SGLANG if solver.engine == "sglang" else {},
         restarts=solver.restarts,
         env=env,
     )

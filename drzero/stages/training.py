@@ -38,6 +38,7 @@ from drzero.stages.flow import flow_monitor
 from drzero.stages.nodes import node_watch, share_environment
 from drzero.stages.result import write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
+from drzero.stages.startup_signs import TRAINER
 from drzero.stages.watch import PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
 from verl_ext.sglang import cpu
@@ -248,6 +249,7 @@ def trainer_command(config: DictConfig, folder: Path, recorder: Mapping[str, str
         command=tuple(command),
         log_path=folder / "logs" / "trainer.log",
         env={**trainer_env(config, folder), **recorder},
+        startup_signs=TRAINER,
     )
 
 

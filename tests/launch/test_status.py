@@ -11,6 +11,7 @@ import pytest
 from drzero.launch.arguments import parse
 from drzero.launch.request import Request, resolve
 from drzero.launch.status import status_line
+from drzero.ops.process.logs import EventLog
 from verl_ext.checkpoints import TRACKER
 
 TRAINED = {"training/global_step": 12, "drzero/reward/score": 0.5432}
@@ -47,6 +48,13 @@ def test_it_has_step_reward_checkpoint_time_and_cost_against_the_limit(checkpoin
 def test_before_the_first_step_it_says_so(checkpoints):
     trained(checkpoints / "challenger_iter1", steps=0, saved=0)
     assert status_line(request_of("challenger"), 0.5, 60).startswith("challenger_iter1: no step yet, 1 min")
+    log = EventLog(checkpoints / "challenger_iter1" / "logs" / "events.jsonl")
+    log.add("start", "trainer", "starting")
+    for text in ("loads the trained model's weights", "captures CUDA graphs"):
+        log.add("startup", "trainer", text)
+    assert status_line(request_of("challenger"), 0.5, 60).startswith(
+        "challenger_iter1: no step yet, captures CUDA graphs, 1 min"
+    )
 
 
 def test_a_stage_without_steps_has_time_and_cost(checkpoints):

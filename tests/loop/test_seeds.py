@@ -1,6 +1,7 @@
 """Loops of several training seeds: their overrides, their failures, and what they share."""
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from drzero.loop.report import print_loop, read_answers
 from drzero.loop.seeds import SeedsFailed, run_seeds, seed_overrides, split_seeds
 from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.ops.process.lock import HeldLock
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import append_json_lines
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.errors import CheckError
 from drzero.stages.evaluate.changes import paired
@@ -146,6 +149,15 @@ def test_status_names_a_run_that_lives_outside_a_loop(tmp_path, capsys, has_loop
     shown = capsys.readouterr().out
     assert f"preview runs: `drzero top {tmp_path / 'preview'}` shows it" in shown
     assert "ended runs" not in shown and ("solver_iter1" in shown) == has_loop
+    # While it starts, it says what it is doing.
+    run, events = tmp_path / "preview", EventLog(tmp_path / "preview" / "logs" / "events.jsonl")
+    events.add("start", "trainer", "starting")
+    events.add("startup", "trainer", "captures CUDA graphs")
+    for beats, said in ((), "starts (captures CUDA graphs)"), ([{"step": 1, "phase": "rollout"}], "runs"):
+        append_json_lines(run / "heartbeats.jsonl", *({"time": time.time()} | beat for beat in beats))
+        with HeldLock(run / "lock"):
+            assert main(["status", f"paths.checkpoints={tmp_path}"]) == 0
+        assert f"preview {said}: `drzero top {run}` shows it" in capsys.readouterr().out
     # Without it, there is nothing to show but the loop.
     assert main(["status", f"paths.checkpoints={tmp_path}"]) == (0 if has_loop else 2)
     shown, refused = capsys.readouterr()

@@ -12,6 +12,7 @@ from terminal import stopped_terminal
 from drzero.ops import console as ops_console
 from drzero.ops.console import say
 from drzero.ops.process.logs import LogTee, looks_like_error
+from drzero.ops.records import read_json_lines
 
 
 @pytest.fixture(autouse=True)
@@ -19,10 +20,10 @@ def console(monkeypatch):
     monkeypatch.setattr(ops_console, "_console", ops_console._Console())
 
 
-def tee(folder: Path, content: bytes, keep: int = 30, *, relays: bool = True) -> LogTee:
+def tee(folder: Path, content: bytes, keep: int = 30, *, relays: bool = True, **more) -> LogTee:
     reader, writer = os.pipe()
     source = io.BufferedReader(io.FileIO(reader))
-    result = LogTee("main", source, folder / "logs" / "main.log", keep, relays=relays)
+    result = LogTee("main", source, folder / "logs" / "main.log", keep, relays=relays, **more)
     with open(writer, "wb") as pipe:
         pipe.write(content)
     result.join()
@@ -34,6 +35,23 @@ def test_the_log_file_holds_every_byte_of_every_run(tmp_path):
     tee(tmp_path, content)
     tee(tmp_path, b"\ntwo\n")
     assert (tmp_path / "logs" / "main.log").read_bytes() == content + b"\ntwo\n"
+
+
+def test_what_a_start_is_doing_is_told_once_from_its_lines_and_bars(tmp_path, capsys):
+    lines = [
+        b"(Worker pid=1) Loading weights:   0%|   | 0/272 [00:00<?]\rLoading weights: 100%|###| 272/272\n",
+        b"(Server pid=2) Load weight begin. avail mem=70.1 GB\n(Server pid=3) Load weight begin.\n",
+        b"(Server pid=2) Loading safetensors checkpoint shards:  50% Completed | 1/2",
+    ]
+    signs = {"Loading weights:": "loads the model", "never": "is done"}
+    signs |= dict.fromkeys(("Load weight begin", "checkpoint shards"), "loads the engine")
+    tee(tmp_path, b"".join(lines), relays=False, signs=signs)
+    assert capsys.readouterr().out == "[main] loads the model\n[main] loads the engine\n"
+    events = read_json_lines(tmp_path / "logs" / "events.jsonl")
+    assert [(event["kind"], event["component"], event["text"]) for event in events] == [
+        ("startup", "main", "loads the model"),
+        ("startup", "main", "loads the engine"),
+    ]
 
 
 def test_without_being_asked_for_no_line_is_printed(tmp_path, capsys):

@@ -37,7 +37,7 @@ from drzero.preflight import environment as environment_checks
 from drzero.preflight import machine, ray_cluster, versions
 from drzero.preflight.context import Readings
 from drzero.preflight.finding import Severity
-from drzero.preflight.memory_ledger import about, loading_gib, offloaded_gib, weights_backup_gib
+from drzero.preflight.memory_ledger import loading_gib, offloaded_gib, weights_backup_gib
 from drzero.preflight.model_shape import KNOWN, config_of, load_shape, shape_of
 from drzero.preflight.run import STAGES, Report, preflight, refused_override
 from drzero.preflight.values import LOGGERS, PRECISIONS, concerns_verl
@@ -231,6 +231,7 @@ def test_sizes_are_positive_numbers_or_refused(field, value):
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_configuration_is_reported_with_its_key(world, tmp_path, monkeypatch, request, name):
     case = BROKEN[name]
+    world.readings.out_of_reach.clear()  # a loop tells each of these models once, and all cases share it
     for variable, value in case.get("env", {}).items():
         monkeypatch.setenv(variable, value)
     if "gpus" in case:
@@ -278,7 +279,7 @@ def shipped() -> Iterator[ParameterSet]:
 
 
 @pytest.mark.parametrize(("stage", "hardware", "model"), shipped())
-def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: str, model: str) -> None:
+def test_a_recipe_as_it_ships_has_no_errors(world, stage, hardware, model):
     # With the machine on Modal its host memory counts as well.
     groups = [f"{'compute' if hardware == '8xh100' else 'hardware'}={hardware}", f"model={model}"]
     groups += PLAYED if stage == "train" else []
@@ -290,8 +291,6 @@ def test_a_recipe_as_it_ships_has_no_errors(world: World, stage: str, hardware: 
         assert "solver.tp_size" not in {finding.key for finding in report.findings}
         assert documented_ledger(model) == ledger_row(model, resolve(config), report)
     assert report.ledger is not None or stage not in MODELLED
-    rows = {name for phase in (report.ledger.phases.values() if report.ledger else ()) for name in phase}
-    assert all(about(name) for name in rows), rows
 
 
 def documented_ledger(model: str) -> list[str]:
@@ -349,8 +348,8 @@ def test_every_machine_has_a_recipe():
 
 @pytest.mark.parametrize(("env", "compute", "stage"), every_launch())
 def test_every_environment_composes_and_passes_preflight_on_every_machine_in_every_stage(
-    world: World, env: str, compute: str, stage: str
-) -> None:
+    world, env, compute, stage
+):
     # An environment may bring its own model.
     model = [] if env == "demo" else [f"model={RECIPES[compute]}"]
     groups = [f"compute={compute}", f"env={env}", *model]

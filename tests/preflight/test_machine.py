@@ -104,10 +104,10 @@ def test_the_memory_that_others_leave_is_what_a_start_has(monkeypatch, free_gib,
     [
         (24, 15, 1, "16.0 GiB are free, or set {seqs}=8 solver.max_batch_size=20"),
         (24, 14.4, 1, "16.0 GiB are free, or set {seqs}=4 solver.max_batch_size=10"),
-        (24, 17, 2, "GiB are free, or set {seqs}=8 {batch}=1 solver.max_batch_size=20"),
-        (15.5, 15, 1, "close other programs, or set {seqs}=8 solver.max_batch_size=20"),
-        (24, 13, 1, "GiB are free, or set {seqs}=8 solver.max_batch_size=20 {again}=true"),
-        (24, 12, 1, "GiB are free, or set {seqs}=1 solver.max_batch_size=2 {again}=true"),
+        (24, 17, 2, "GiB are free, or set {batch}=1"),
+        (15.5, 15, 1, "close other programs, or set solver.max_batch_size=20"),
+        (24, 13, 1, "GiB are free, or set {again}=true {seqs}=8 solver.max_batch_size=20"),
+        (24, 12, 1, "GiB are free, or set {again}=true {seqs}=2 solver.max_batch_size=2"),
     ],
 )
 def test_fewer_sequences_are_advised_if_they_fit(monkeypatch, whole_gib, free_gib, batch, said):

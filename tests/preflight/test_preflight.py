@@ -4,8 +4,9 @@ import json
 import logging
 import re
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import pytest
 from conftest import Prepared
@@ -14,6 +15,8 @@ from terminal import terminal_as_stdout
 
 from drzero.cli import main
 from drzero.commands.models import state_and_size
+from drzero.preflight import machine
+from drzero.preflight.cost import Estimate
 from drzero.preflight.finding import PreflightFailed, Severity, error, note, warning
 from drzero.preflight.index_size import gib
 from drzero.preflight.memory_ledger import Ledger
@@ -33,11 +36,9 @@ def overrides(prepared: Prepared, folder: Path) -> list[str]:
     return [*prepared.overrides(folder), "data.train_batch_size=4", "run.min_free_gb=0.1"]
 
 
-def test_a_run_that_can_start_ends_well_and_leaves_nothing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
-) -> None:
+def test_a_run_that_can_start_ends_well_and_leaves_nothing(capsys, tmp_path, prepared):
     out = judged(capsys, 0, "challenger", *overrides(prepared, tmp_path))
-    assert "it may start" in out and "memory of the machine" in out
+    assert "it may start" in out and "GiB of the machine" in out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -52,13 +53,8 @@ def places(prepared: Prepared, folder: Path) -> list[str]:
 @pytest.mark.usefixtures("fresh_hub")
 @pytest.mark.parametrize("hub", [None, {"silent": True}, {"status": 503}], ids=["away", "silent", "failing"])
 def test_a_hub_that_does_not_answer_is_tried_once_and_is_one_warning_next_to_the_ledger(
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    prepared: Prepared,
-    hub: dict[str, Any] | None,
-) -> None:
+    capsys, caplog, monkeypatch, tmp_path, prepared, hub
+):
     monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
     monkeypatch.setattr("drzero.ops.hub.TIMEOUT_S", 0.5)
     with ExitStack() as stack:
@@ -75,9 +71,7 @@ def test_a_hub_that_does_not_answer_is_tried_once_and_is_one_warning_next_to_the
 
 
 @pytest.mark.usefixtures("fresh_hub")
-def test_a_model_that_the_hub_refuses_is_asked_for_once_and_is_one_error(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
-) -> None:
+def test_a_model_that_the_hub_refuses_is_asked_for_once_and_is_one_error(capsys, tmp_path, prepared):
     with LoopbackHub({}, port=NO_HUB, status=403) as hub:
         (report,) = json.loads(
             judged(capsys, 2, "challenger", *places(prepared, tmp_path), *ON_HUB, "--json")
@@ -110,13 +104,7 @@ SHARDS, BINS = LIST.format("model", "safetensors"), LIST.format("pytorch_model",
         ({"0_Transformer/pytorch_model.bin": "w"}, None),
     ],
 )
-def test_an_interrupted_download_is_no_model(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    prepared: Prepared,
-    cached: dict[str, str],
-    fault: str | None,
-) -> None:
+def test_an_interrupted_download_is_no_model(capsys, tmp_path, prepared, cached, fault):
     model = tmp_path / "hub" / "models--Qwen--Qwen3-8B"
     for name, text in {"config.json": json.dumps(config_of(KNOWN["qwen3-8b"])), **cached}.items():
         file = model / "snapshots" / "0" / name
@@ -147,13 +135,11 @@ def test_an_interrupted_download_is_no_model(
         (2**30 - 1, "1.00 GiB"),
     ],
 )
-def test_a_size_has_three_digits_in_a_unit_that_fits(size: float, shown: str) -> None:
+def test_a_size_has_three_digits_in_a_unit_that_fits(size, shown):
     assert gib(size) == shown
 
 
-def test_a_missing_demo_model_names_the_command_that_puts_it_there(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_missing_demo_model_names_the_command_that_puts_it_there(capsys, tmp_path):
     words = ["hardware=cpu", "model=demo-policy", f"paths.corpus={tmp_path}"]
     told = judged(capsys, 2, "challenger", *words)
     for command in (f"drzero demo-data paths.corpus={tmp_path}", "your corpus's `drzero prepare-data`"):
@@ -174,13 +160,8 @@ def test_a_missing_demo_model_names_the_command_that_puts_it_there(
 )
 @pytest.mark.parametrize("stage", ["prepare-data", "preview"])
 def test_an_embedder_that_cannot_read_the_source_is_named_before_anything_is_indexed(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    stage: str,
-    text: str,
-    severity: str | None,
-    why: str,
-) -> None:
+    capsys, tmp_path, stage, text, severity, why
+):
     lines = (json.dumps({"id": str(n), "text": text}) for n in range(2))
     (tmp_path / "source.jsonl").write_text("\n".join(lines))
     source = [f"source={tmp_path / 'source.jsonl'}", f"paths.corpus={tmp_path}", "hardware=cpu"]
@@ -192,7 +173,7 @@ def test_an_embedder_that_cannot_read_the_source_is_named_before_anything_is_ind
     assert all(why in f["why"] and "docs/languages.md" in f["fix"] for f in found)
 
 
-def test_json_says_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared) -> None:
+def test_json_says_all_of_it(capsys, tmp_path, prepared):
     faults = ["run.min_free_gb=1000000", "chroma.collection=papers"]
     (report,) = json.loads(judged(capsys, 2, "challenger", *overrides(prepared, tmp_path), *faults, "--json"))
     assert (report["stage"], report["may_start"]) == ("challenger", False)
@@ -202,16 +183,12 @@ def test_json_says_all_of_it(capsys: pytest.CaptureFixture[str], tmp_path: Path,
     assert set(errors["run.min_free_gb"]) == {"severity", "key", "value", "why", "fix"}
 
 
-def test_a_stage_that_nobody_knows_is_refused_with_those_there_are(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_stage_that_nobody_knows_is_refused_with_those_there_are(capsys):
     assert main(["preflight", "tune"]) == 2
     assert "challenger" in capsys.readouterr().err
 
 
-def test_a_loop_is_judged_stage_by_stage_without_missing_what_it_will_make(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
-) -> None:
+def test_a_loop_is_judged_stage_by_stage_without_missing_what_it_will_make(capsys, tmp_path, prepared):
     common = [override for override in overrides(prepared, tmp_path) if not override.startswith("run.name")]
     stages = [f"stages.evaluate.benchmarks=[{prepared.corpus / 'chains.jsonl'}]", "iterations=1"]
     reports = json.loads(judged(capsys, 0, "evolve", *common, *stages, "--json"))
@@ -224,9 +201,7 @@ def test_a_loop_is_judged_stage_by_stage_without_missing_what_it_will_make(
     assert reports[-1]["estimate"]["low_s"] == pytest.approx(sum(known), abs=len(known))
 
 
-def test_what_a_loop_has_finished_costs_nothing_any_more(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared
-) -> None:
+def test_what_a_loop_has_finished_costs_nothing_any_more(capsys, tmp_path, prepared):
     common = [override for override in overrides(prepared, tmp_path) if not override.startswith("run.name")]
     done = {name: {"state": "complete"} for name in ("challenger_iter1", "synthesize_iter1", "solver_iter1")}
     (tmp_path / "evolve").mkdir()
@@ -236,9 +211,7 @@ def test_what_a_loop_has_finished_costs_nothing_any_more(
     assert together["estimate"]["high_s"] == merge["estimate"]["high_s"]
 
 
-def test_no_secret_is_shown(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, prepared: Prepared, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_secret_is_shown(capsys, tmp_path, prepared, monkeypatch):
     secrets = {"WANDB_API_KEY": "your-planted-0123", "HF_TOKEN": "hf_planted_0456"}
     for name, value in secrets.items():
         monkeypatch.setenv(name, value)
@@ -247,7 +220,7 @@ def test_no_secret_is_shown(
     assert not [value for value in secrets.values() if value in out]
 
 
-def test_an_exception_carries_its_findings_and_says_all_of_them() -> None:
+def test_an_exception_carries_its_findings_and_says_all_of_them():
     findings = [error("a.b", "is wrong", "set it to 2"), error("c", "is unset", "set it")]
     failed = PreflightFailed(findings)
     assert isinstance(failed, CheckError) and failed.findings == findings
@@ -266,37 +239,43 @@ FIVE = [
 LEDGER = Ledger(79.2, {"rollout": {"contexts": 1.2, "solver: share": 20.0}, "update": {"actor: Adam": 7.1}})
 
 
-def test_a_finding_in_a_pipe_is_a_block_of_whole_lines(capsys: pytest.CaptureFixture[str]) -> None:
+ERRORS_AND_WARNING = [
+    "challenger",
+    "",
+    f"  error  {KEY} = 3",
+    "    why  8 devices cannot be divided into engines of 3",
+    f"    fix  set {KEY}=2, a divisor of 8",
+    "  error  chroma.path",
+    "    why  no Chroma folder at " + "/a/very/long/path" * 6,
+    "  error  data.train_batch_size = 250",
+    "    why  250 is no multiple of 16",
+    "    fix  change it",
+    "",
+    "warning  run.min_free_gb = 200",
+    r"    why  the disk of /a/long/path has 61.4 GB free\x1b[2J",
+    "    fix  make room",
+    "",
+]
+VERDICT = ["", "preflight: 3 errors, 1 warning, 1 note: it must not start"]
+
+
+def test_a_finding_in_a_pipe_is_a_block_of_whole_lines_and_notes_wait_until_asked_for(capsys):
     print_reports([Report("challenger", FIVE)])
-    assert capsys.readouterr().out.splitlines() == [
-        "challenger",
-        "",
-        f"  error  {KEY} = 3",
-        "    why  8 devices cannot be divided into engines of 3",
-        f"    fix  set {KEY}=2, a divisor of 8",
-        "",
-        "  error  chroma.path",
-        "    why  no Chroma folder at " + "/a/very/long/path" * 6,
-        "",
-        "  error  data.train_batch_size = 250",
-        "    why  250 is no multiple of 16",
-        "    fix  change it",
-        "",
-        "warning  run.min_free_gb = 200",
-        r"    why  the disk of /a/long/path has 61.4 GB free\x1b[2J",
-        "    fix  make room",
-        "",
+    more = "   more  --all prints notes on versions, and tables of memory and time"
+    assert capsys.readouterr().out.splitlines() == [*ERRORS_AND_WARNING, more, *VERDICT]
+    print_reports([Report("challenger", FIVE)], everything=True)
+    note_lines = [
         "   note  versions = not checked here",
         "    why  the machine of the run needs verl 0.9.1",
         "",
-        "preflight: 3 errors, 1 warning, 1 note: it must not start",
     ]
+    assert capsys.readouterr().out.splitlines() == [*ERRORS_AND_WARNING, *note_lines, *VERDICT]
 
 
 @pytest.mark.parametrize("columns", [40, 80])
 def test_on_a_terminal_a_finding_is_wrapped_between_words_and_nothing_of_it_is_cut(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+    capsys, monkeypatch, columns
+):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
     print_reports([Report("challenger", FIVE)])
@@ -312,17 +291,78 @@ def test_on_a_terminal_a_finding_is_wrapped_between_words_and_nothing_of_it_is_c
     assert [line for line in blocks if len(line) > columns and len(line[9:].split()) > 1] == []
 
 
-def test_the_memory_ledger_says_what_each_row_is(capsys: pytest.CaptureFixture[str]) -> None:
-    print_reports([Report("challenger", [], ledger=LEDGER)])
+def test_the_worst_phase_of_all_stages_is_one_line_and_the_tables_follow_when_asked_for(capsys):
+    tight = Ledger(79.2, {"rollout": {"contexts": 1.2}, "weight sync": {"contexts": 71.28}})
+    estimate = Estimate(3600, 7200, "assumed: x", 10, detail="4 steps", advice="run 3")
+    reports = [
+        Report("challenger_iter1", [], ledger=LEDGER, estimate=estimate),
+        Report("b", [], ledger=tight),
+    ]
+    print_reports([*reports, reports[0], Report("evolve", [], estimate=estimate)])
+    assert capsys.readouterr().out.splitlines() == [
+        "evolve",
+        "",
+        " memory  71.3 of 79.2 GiB of the machine (90%) in the worst phase: weight sync of b",
+        "   time  60 min to 2.0 h, $10 to $20 ($10.00/h, rates of 2026-09-26), assumed: x; 4 steps; run 3",
+        "   more  --all prints tables of memory and time",
+        "",
+        "preflight: nothing found: it may start",
+    ]
+    print_reports([*reports, reports[0], Report("evolve", [], estimate=estimate)], everything=True)
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if line != line.rstrip()] == []
-    lines = [line.split() for line in printed]
-    assert ["solver:", "share", "20.0", "–"] in lines and ["sum", "21.2", "7.1"] in lines
-    assert ["actor:", "Adam", "two", "numbers", "for", "each", "trained", "weight"] in lines
+    assert (
+        sum("of 79.2 left in the worst phase" in line for line in printed) == 2
+    )  # an equal ledger is not repeated
+    lines = [" ".join(line.split()) for line in printed]
+    assert "sum 21.2 7.1" in lines and "actor: Adam – 7.1" in lines
+    assert "evolve 60 min to 2.0 h, $10 to $20 assumed: x; 4 steps" in lines
 
 
-def test_the_verdict_counts_what_was_found() -> None:
+def test_a_problem_of_several_stages_is_told_once_with_their_names(capsys):
+    def stage(name, *findings):
+        return Report(name, list(findings))
+
+    disk, file = (
+        warning("run.min_free_gb", "full", "make room", 200),
+        error("data.train_files", "none", "", "a"),
+    )
+    twice = [error("memory", "too little", "less", 1), error("memory", "and too tight", "less", 1)]
+    print_reports(
+        [
+            stage("challenger_iter1", disk, file, *twice),
+            stage("synthesize_iter1", warning("key", "full", "make room", 200), file),
+            stage(
+                "challenger_iter2", replace(disk, why="fuller"), error("data.train_files", "none", "", "b")
+            ),
+            stage("solver_iter1", disk, error("data.train_files", "no questions", "", "c")),
+        ]
+    )
+    heads = [line for line in capsys.readouterr().out.splitlines() if line[:9] in ("  error  ", "warning  ")]
+    assert heads == [
+        "  error  data.train_files = a (challenger_iter1 and 2 more)",
+        "  error  memory = 1 (challenger_iter1)",
+        "  error  memory = 1 (challenger_iter1)",
+        "  error  data.train_files = c (solver_iter1)",
+        "warning  run.min_free_gb = 200 (challenger_iter1 and 3 more)",
+    ]
+
+
+@pytest.mark.parametrize("loop", ["loop=full hardware=8xh100 model=qwen2.5-3b", "loop=demo hardware=cpu"])
+def test_a_loop_that_has_nothing_prepared_fits_one_screen(monkeypatch, loop):
+    monkeypatch.setattr(machine, "memory_free", machine.memory_limit)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    with TemporaryDirectory(dir="/tmp") as folder, terminal_as_stdout() as text:
+        places = [f"paths.corpus={folder}/outputs/corpus", f"paths.checkpoints={folder}/outputs/checkpoints"]
+        assert main(["preflight", "evolve", *loop.split(), *places]) == 2
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", text()).splitlines()
+    assert len(shown) <= 40 and "trainer.total_training_steps=3" in "".join(shown)
+    assert ("For dollars set compute=" in "".join(shown)) == ("8xh100" in loop)
+
+
+def test_the_verdict_counts_what_was_found():
     found = [error("a", "x", "y"), warning("b", "x", "y"), warning("c", "x", "y"), note("d", "x")]
-    assert verdict([Report("s", found)]) == "preflight: 1 error, 2 warnings, 1 note: it must not start"
-    assert verdict([Report("s", [])]) == "preflight: nothing found: it may start"
+    assert verdict(found) == "preflight: 1 error, 2 warnings, 1 note: it must not start"
+    assert verdict([]) == "preflight: nothing found: it may start"
     assert list(Severity) == ["error", "warning", "note"]

@@ -49,12 +49,15 @@ def judged(function, words):
         (
             "main",
             "--action challenger --model qwen2.5-3b --gpu-type A100-40GB",
-            ["solver.max_batch_size=8 compute.memory=81920"],
+            ["actor_rollout_ref.rollout.max_num_seqs=32 solver.max_batch_size=32 compute.memory=81920"],
         ),
         (
             "main",
             "--action challenger --model Qwen/Qwen2.5-0.5B-Instruct --gpu-type T4",
-            ["actor_rollout_ref.rollout.max_num_seqs=32 solver.max_batch_size=8 compute.memory=40960"],
+            [
+                "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192 "
+                "actor_rollout_ref.rollout.max_num_seqs=32 solver.max_batch_size=32 compute.memory=40960"
+            ],
         ),
         ("main", "--action solver --model qwen2.5-3b --gpu-type T4", []),
         ("train", "--env wordle --model qwen2.5-3b --gpu-type T4", []),

@@ -25,7 +25,7 @@ from transformers import AutoTokenizer
 
 from data.benchmarks import BenchmarkQuestion, load_benchmark
 from data.errors import DataError
-from drzero.ops.errors import OutOfTime
+from drzero.ops.errors import OutOfTime, UserError
 from drzero.ops.process.lock import AlreadyRunning, HeldLock
 from drzero.ops.records import OUT_OF_TIME, read_json_lines
 from drzero.ops.services.services import ServiceDied, ServiceSpec
@@ -368,7 +368,7 @@ OTHER_FILES = r"benchmarks=\[â€¦\] \(in a loop: stages\.evaluate\.benchmarks=\[â
 
 @pytest.mark.parametrize("files", ["", "absent.jsonl"])
 def test_without_a_benchmark_the_error_says_where_to_name_one_and_how_to_do_without(compose, files):
-    with pytest.raises(DataError, match=OTHER_FILES):
+    with pytest.raises(UserError, match=OTHER_FILES):
         load_questions(resolve(compose(None, f"benchmarks=[{files}]")))
 
 

@@ -39,6 +39,8 @@ class Command:
     log_path: Path
     env: Mapping[str, str] = field(default_factory=dict)
     relays: bool = False  # whether the console shows all output, for commands of ours that print little
+    startup_signs: Mapping[str, str] = field(default_factory=dict)
+    """What it is doing while it starts, by a text in its output that says so."""
 
 
 class ChildError(RunFailed):
@@ -77,7 +79,7 @@ class Child:
             start_new_session=True,  # Ctrl-C goes to the supervisor, which stops all parts in order
         )
         output = cast(BufferedReader, self._keeper.stdout)
-        self._tee = LogTee(spec.name, output, spec.log_path, relays=spec.relays)
+        self._tee = LogTee(spec.name, output, spec.log_path, relays=spec.relays, signs=spec.startup_signs)
         self.log_offset = self._tee.offset  # where this child's output begins in the log
         self.tail = self._tee.tail
 

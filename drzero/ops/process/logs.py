@@ -5,14 +5,15 @@ import re
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from drzero.ops import console
-from drzero.ops.notices import notice_of, shortened, shown_line
-from drzero.ops.records import append_json_lines
+from drzero.ops.notices import STARTUP_KIND, notice_of, shortened, shown_line
+from drzero.ops.records import EVENTS_FILE, append_json_lines
 
 _LEVEL_BELOW_ERROR = re.compile(r"\b(DEBUG|INFO|WARNING)\b|Warning:")
 _ERROR = re.compile(
@@ -35,15 +36,27 @@ def looks_like_error(line: str) -> bool:
 
 
 class LogTee(threading.Thread):
-    """Appends `source` to `log_path`. The console shows the first errors only, or all with `relays`."""
+    """Appends `source` to `log_path`. The console shows the first errors only, or all with `relays`.
+
+    Its `signs` become events, next to the log.
+    """
 
     def __init__(
-        self, name: str, source: BufferedReader, log_path: Path, keep: int = 30, *, relays: bool = False
+        self,
+        name: str,
+        source: BufferedReader,
+        log_path: Path,
+        keep: int = 30,
+        *,
+        relays: bool = False,
+        signs: Mapping[str, str] | None = None,
     ) -> None:
         """Start reading and remember the last `keep` lines."""
         super().__init__(name=f"tee-{name}", daemon=True)
         self._command = name
         self._relays = relays
+        self._signs = dict(signs or {})
+        self._events = EventLog(log_path.parent / EVENTS_FILE)
         self._in_mapping = False  # within a mapping of many lines: veRL prints its whole config
         self._errors = 0
         self.is_stopping = False  # whether new output only concerns being stopped
@@ -68,10 +81,18 @@ class LogTee(threading.Thread):
                     lines, pending = [*lines, pending], b""
                 for line in lines:
                     self._line(line)
+                self._look_for_signs(pending)  # a progress bar has no line end
             if pending:
                 self._line(pending)
 
+    def _look_for_signs(self, raw: bytes) -> None:
+        for text in [text for sign, text in self._signs.items() if sign.encode() in raw]:
+            if text in self._signs.values():  # not with another sign of the same line
+                self._events.add(STARTUP_KIND, self._command, text)
+                self._signs = {sign: other for sign, other in self._signs.items() if other != text}
+
     def _line(self, raw: bytes) -> None:
+        self._look_for_signs(raw)
         line = shown_line(raw)
         self.tail.append(line)
         shown, is_error = shortened(line), looks_like_error(line)

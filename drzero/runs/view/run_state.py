@@ -17,6 +17,7 @@ from typing import Any, Self
 from omegaconf import DictConfig
 
 from drzero.ops import records
+from drzero.ops.notices import STARTUP_KIND
 from drzero.ops.records import JsonTail, Record, of_last_start
 from drzero.preflight.machine import declared_machine
 from drzero.recipe.metrics import MetricsTail, Steps, add_step
@@ -68,6 +69,7 @@ class RunState:
     components: dict[str, str] = field(default_factory=dict)  # state by component
     usage: dict[str, Record] = field(default_factory=dict)
     """The last sample of each component, and of the host."""
+    startup: str = ""  # what the main command's start is doing
     waits_for: Record | None = None  # the batch that the trainer waits for, as the flow monitor saw it last
 
     @property
@@ -160,6 +162,8 @@ class RunFiles:
         ends = [event["time"] for event in start if event["kind"] in ("exit", "end")]
         state.ended, state.last_event = ends[-1] if ends else None, start[-1]["time"]
         last = {str(event["component"]): event for event in start if event["kind"] in _STATES}
+        starting = [str(event["text"]) for event in start if event["kind"] == STARTUP_KIND]
+        state.startup = starting[-1] if starting else ""
         state.components = {name: _STATES[event["kind"]] for name, event in last.items()}
         self._changed = {name: event["time"] for name, event in last.items()}
         self._take_samples([*state.usage.values()])

@@ -52,6 +52,8 @@ def _headline(state: RunState, now: float) -> Text:
     where = state.phase
     if state.facts.steps and state.step:
         where = f"step {min(state.step, state.facts.steps)} of {state.facts.steps}, {where}"
+    elif state.startup and not state.step:
+        where = f"{where}, {state.startup},"
     since = state.phase_began
     if state.ended is not None:
         where = "ended" if state.phase == "done" else f"ended in {where}"
