@@ -222,10 +222,10 @@ def score_panels(benchmark: str, arms: Mapping[str, Arm]) -> list[Spec]:
         if changes:
             base = fmean(one.before for one in changes[0].changes)
             n = changes[0].changes[0].n
-            rows.append({"arm": name, "iteration": 0, "em": base, "low": base, "high": base, "n": n})
+            rows.append({"arm": name, "iteration": "base", "em": base, "low": base, "high": base, "n": n})
         for iteration, one in enumerate(changes, 1):
             values = {"em": base + one.effect, "low": base + one.low, "high": base + one.high}
-            rows.append({"arm": name, "iteration": iteration, **values, "n": one.changes[0].n})
+            rows.append({"arm": name, "iteration": f"iteration {iteration}", **values, "n": one.changes[0].n})
     charts = scores_chart(benchmark, f"{benchmark}: exact match", rows, "iteration", "arm")
     return [{**chart.spec, "title": chart.title} for chart in charts]
 
@@ -240,7 +240,7 @@ def curve_panel(curve: Curve, arms: Mapping[str, Arm]) -> Spec:
             seeds += [{"arm": name, "seed": seed, "step": step, "value": line[step]} for step in line]
         for step in sorted(set.intersection(*map(set, lines))) if lines else ():
             means.append({"arm": name, "step": step, "value": fmean(line[step] for line in lines)})
-    y: Spec = {"field": "value", "type": "quantitative", "title": None, "scale": {"domainMin": 0}}
+    y: Spec = {"field": "value", "type": "quantitative", "title": None, "scale": {"domain": [0, 1]}}
     thin = {"type": "line", "strokeWidth": 1, "opacity": 0.45}
     thick = {"type": "line", "strokeWidth": 2.5}
     return {

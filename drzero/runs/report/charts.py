@@ -29,7 +29,7 @@ _NARROW = 330  # pixels of a chart on a phone, which a legend and the names on a
 _GRID = "#88888840"
 _IN_ONE = len(_COLORS)  # series of a chart; the others get charts of their own, folded
 # What a page draws of a run, however long: marks, columns, series, characters of a tip.
-_MOST_MARKS, _MOST_STEPS, _MOST_SERIES, _LONGEST_TIP = 200, 240, 5 * _IN_ONE, 300
+_MOST_MARKS, _MOST_STEPS, _MOST_SERIES, _LONGEST_TIP = 200, 2 * MOST_POINTS, 5 * _IN_ONE, 300
 
 
 @dataclass(frozen=True)
