@@ -48,6 +48,7 @@ from drzero.runs.report.checklist import RunCheck, component_states, training_ch
 from drzero.runs.report.conversation import shown_turns
 from drzero.runs.report.figures import Tally, extremes, mean_interval
 from drzero.runs.report.inspect_log import write_log
+from drzero.runs.report.loop import changed
 from drzero.runs.report.page import embedded_json
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.table import TrajectoryTable
@@ -755,6 +756,23 @@ def test_questions_that_changed_are_named_either_way_and_open_as_before_and_afte
         ("evaluate_iter0", 1),
         ("evaluate_iter1", 0),
     ]
+
+
+def test_of_many_questions_that_changed_three_are_shown_of_each_kind_with_the_most_hops_first(tmp_path):
+    folder = RunFolder(loop_run(tmp_path))
+    places = [(hop, number) for hop in (1, 2, 3) for number in range(5)]
+    rows = [
+        {"stage": stage, "question": f"{hop} {number}", "hop": hop, "score": score, "place": 0, "answer": "x"}
+        for stage, score in (("evaluate_iter0", 0), ("evaluate_iter1", 1))
+        for hop, number in places
+    ]
+    found = changed(folder, [*rows, rows[0] | {"question": "only before"}])
+    assert [pair.question for pair in found["wrong → right"]] == ["3 0", "2 0", "1 0"]
+    assert found["right → wrong"] == []
+    assert changed(folder, [row | {"place": None} for row in rows]) == {
+        "wrong → right": [],
+        "right → wrong": [],
+    }
 
 
 def test_a_stages_dollars_are_its_time_at_its_machines_price(tmp_path):

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.examples import spread
 from data.solver_rows import REJECTS
+from data.spread import spread
 from drzero.ops.records import Record, read_json_lines, read_object
 from drzero.runs.loop_folder import StageState, stages
 from drzero.runs.report.charts import Chart, scores_chart
@@ -164,7 +164,7 @@ def changed(loop: RunFolder, listed: Sequence[Mapping[str, Any]]) -> dict[str, l
     won = [pair for pair in pairs if pair.after[1]["score"]]
     lost = [pair for pair in pairs if not pair.after[1]["score"]]
     kinds = {"wrong → right": won, "right → wrong": lost}
-    return {kind: spread(some, lambda pair: pair.hop) for kind, some in kinds.items()}
+    return {kind: spread(some, lambda pair: pair.hop)[:_EXAMPLES] for kind, some in kinds.items()}
 
 
 def _by_question(listed: Sequence[Mapping[str, Any]], stage: str) -> dict[str, tuple[int, Mapping[str, Any]]]:
