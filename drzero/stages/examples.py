@@ -10,8 +10,9 @@ import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from data.examples import Example, Examples, evidence, spread
+from data.examples import SHOWN, Example, Examples, evidence
 from data.selection import Selection
+from data.spread import spread
 from drzero.ops.notices import plain
 from drzero.ops.records import Step, read_json_lines, read_object, shape
 from drzero.recipe.tables import console, new_table
@@ -126,7 +127,7 @@ def challenger_examples(folder: Path) -> Examples:
                 kind = str(record["hop"]) if is_good else why.rpartition(": ")[2][:20]
                 (accepted if is_good else rejected).append((kind, _of_dump(record, why)))
     return Examples(
-        *([one for _, one in spread(some, lambda pair: pair[0])] for some in (accepted, rejected))
+        *([one for _, one in spread(some, lambda pair: pair[0])[:SHOWN]] for some in (accepted, rejected))
     )
 
 

@@ -2,9 +2,10 @@
 
 from made_pairs import DOCUMENT, last_turn, prompt, record, search
 
-from data.examples import Example, Examples, evidence, of_selection, spread
+from data.examples import Example, Examples, evidence, of_selection
 from data.gates import Gates, GateSettings
 from data.selection import prompts_by_index, select
+from data.spread import spread
 from verl_ext.method.trajectory import Trajectory, Turn
 
 WITHOUT_AN_ANSWER = "document, without the answer: Drosken: Drosken is a town"
