@@ -352,7 +352,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused(tmp_path, merged, spoil, me
 
 
 @pytest.mark.parametrize(
-    ("start", "overrides", "said"),
+    ("model", "overrides", "said"),
     [
         ("{tmp}/other", [], r"of another model than the start model .*hidden_size is 64, not 32"),
         ("nobody/nothing", [], "there is no model at nobody/nothing"),
@@ -361,7 +361,7 @@ def test_a_checkpoint_that_cannot_be_used_is_refused(tmp_path, merged, spoil, me
     ],
 )
 def test_what_cannot_go_well_is_refused_before_the_merger_starts(
-    tmp_path, merged, monkeypatch, start, overrides, said
+    tmp_path, merged, monkeypatch, model, overrides, said
 ):
     copy_of(merged, tmp_path / "ck")
     other_model(tmp_path / "other", merged.start)
@@ -369,7 +369,7 @@ def test_what_cannot_go_well_is_refused_before_the_merger_starts(
         usage = shutil.disk_usage(tmp_path)._replace(free=1000)
         monkeypatch.setattr("drzero.checkpoints.export.shutil.disk_usage", lambda path: usage)
     with pytest.raises(CheckError, match=said):
-        merge(tmp_path / "ck", Path(start.format(tmp=tmp_path, start=merged.start)), *overrides)
+        merge(tmp_path / "ck", Path(model.format(tmp=tmp_path, start=merged.start)), *overrides)
     assert [path.name for path in (tmp_path / "ck").iterdir()] == ["solver_iter1"]
 
 
