@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data.examples import SHOWN, spread
+from data.examples import SHOWN
+from data.spread import spread
 from drzero.ops.notices import ALARM_KIND
 from drzero.runs.loop_folder import stages
 from drzero.runs.report.checklist import EVERY_SAMPLE, ComponentState, RunCheck
@@ -76,7 +77,7 @@ def asked(table: TrajectoryTable) -> list[Asked]:
             "not counted" if row["score"] is None else f"{row['score']:.2f}",
             _why(row),
         )
-        for place, row in spread(distinct.values(), lambda pair: _outcome(pair[1]))
+        for place, row in spread(distinct.values(), lambda pair: _outcome(pair[1]))[:SHOWN]
     ]
 
 

@@ -149,7 +149,7 @@ def _validations(run: RunFolder) -> list[Change]:
     if len(scored) < 2:
         return []
     first, last = scored[0], scored[-1]
-    by_hop = sorted(key for key in first if key.startswith("drzero/val/em_hop_") and key in last)
+    by_hop = sorted(key for key in first if re.fullmatch(r".+/val/em_hop_\d+", key) and key in last)
     keys = {key: _hops(int(key.rpartition("_")[2])) for key in by_hop} if len(by_hop) > 1 else {}
     keys |= {key: "exact match" for key in ("drzero/val/em",) if key in first}
     keys |= {key: "solved" for key in ("drzero/val/success",) if key in first}
