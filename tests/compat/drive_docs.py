@@ -47,6 +47,8 @@ def search(page: Page, phrases: list[str]) -> dict[str, list[str]]:
     """The sections that the site's search shows for each phrase, in order."""
     page.click(".md-search__button")
     field = page.locator("input[role=combobox]")
+    field.fill("install")
+    page.locator("ol li > a:has(h2)").first.wait_for()  # the sections are indexed
     found = {}
     for phrase in phrases:
         field.fill(phrase)
