@@ -278,3 +278,17 @@ def test_the_questions_shown_are_distinct_of_the_last_steps_and_differ_in_outcom
         ("good?", 1, "1.40"),
     ]
     assert "5 of 5 attempts gave this answer, too easy" in asked(table)[0].why
+
+
+def test_of_a_solvers_questions_one_that_it_got_wrong_is_shown():
+    table = TrajectoryTable(9)
+    for line, (question, score) in enumerate(
+        [("a?", 1.0), ("a?", 0.0), ("b?", 1.0), ("b?", 0.0), ("c?", 1.0)], 1
+    ):
+        table.add(Trajectory("f", line, "k", Conversation(()), step=1, score=score, question=question))
+    table.finish()
+    assert [(one.question, one.reward) for one in asked(table)] == [
+        ("a?", "1.00"),
+        ("b?", "0.00"),
+        ("c?", "1.00"),
+    ]

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from data.examples import SHOWN
-from data.spread import spread
 from drzero.ops.notices import ALARM_KIND
 from drzero.runs.loop_folder import stages
 from drzero.runs.report.checklist import EVERY_SAMPLE, ComponentState, RunCheck
@@ -15,6 +14,8 @@ from drzero.runs.report.figures import Tally
 from drzero.runs.report.learning import Verdict
 from drzero.runs.report.table import TrajectoryTable
 from drzero.runs.run_folder import MANIFEST, RunFolder
+
+Row = tuple[int, Mapping[str, Any]]  # its place in the table, and its cells
 
 _STEPS = 20  # of a longer run, if this one was too short to judge
 _SHOWN = 3  # names in one line
@@ -63,12 +64,13 @@ def asked(table: TrajectoryTable) -> list[Asked]:
         if row.get("place") is not None and row["question"]
     ]
     opened.sort(key=lambda pair: (-(pair[1]["step"] or 0), -(pair[1]["score"] or 0)))
-    last, distinct = opened[0][1]["step"] if opened else None, dict[str, tuple[int, Mapping[str, Any]]]()
+    rows, last, questions = list[Row](), None, set[str]()
     for place, row in opened:
-        if row["step"] != last and len(distinct) >= SHOWN:
+        if row["step"] != last and len(questions) >= SHOWN:
             break
-        distinct.setdefault(row["question"], (place, row))
         last = row["step"]
+        questions.add(row["question"])
+        rows.append((place, row))
     return [
         Asked(
             place,
@@ -77,8 +79,18 @@ def asked(table: TrajectoryTable) -> list[Asked]:
             "not counted" if row["score"] is None else f"{row['score']:.2f}",
             _why(row),
         )
-        for place, row in spread(distinct.values(), lambda pair: _outcome(pair[1]))[:SHOWN]
+        for place, row in _differing(rows)
     ]
+
+
+def _differing(rows: Sequence[Row]) -> list[Row]:
+    """Three questions. Each has the outcome shown least often so far."""
+    chosen: dict[str, Row] = {}
+    while len(chosen) < SHOWN and (left := [row for row in rows if row[1]["question"] not in chosen]):
+        shown = Counter(_outcome(row) for _, row in chosen.values())
+        best = min(left, key=lambda pair: shown[_outcome(pair[1])])
+        chosen[best[1]["question"]] = best
+    return [*chosen.values()]
 
 
 def _outcome(row: Mapping[str, Any]) -> str:
