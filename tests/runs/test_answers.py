@@ -1,6 +1,9 @@
 """What a training run's page answers first, from made runs whose answers are known."""
 
+import base64
+import gzip
 import json
+import random
 import re
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from drzero.runs.report.figures import Tally
 from drzero.runs.report.learning import shown_p, verdict
 from drzero.runs.report.machine import machine_of
 from drzero.runs.report.table import TrajectoryTable
+from drzero.runs.report.text import LONGEST
 from drzero.runs.report.trajectories import Trajectory, read_trajectories
 from drzero.runs.report.write import write_report
 from drzero.runs.run_folder import RunFolder
@@ -292,3 +296,15 @@ def test_of_a_solvers_questions_one_that_it_got_wrong_is_shown():
         ("b?", "0.00"),
         ("c?", "1.00"),
     ]
+
+
+def test_conversations_that_do_not_compress_are_whole_in_the_page(tmp_path):
+    folder = challenger_run(tmp_path / "run", steps=1, rows=1)
+    said = [random.Random(n).randbytes(9_500).hex() for n in range(2)]
+    rows = [challenger_row(1, n, trajectory=conversation("Who?", "she", thinking=said[n])) for n in range(2)]
+    lines(folder / "dumps" / "step_0001.jsonl", rows)
+    page = write_report(folder).read_text(encoding="utf-8")
+    (pack,) = re.findall(r'class="pack">([^<]*)<', page)
+    assert len(pack) > LONGEST
+    unpacked = gzip.decompress(base64.b64decode(pack, validate=True)).decode()
+    assert all(words in unpacked for words in said)
