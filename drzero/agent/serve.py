@@ -76,6 +76,7 @@ async def _serve(config: DictConfig, agents: Agents, listener: socket.socket) ->
         watching = asyncio.create_task(_watch(server, agents, config, desk.names))
         try:
             await server.serve(sockets=[listener])
+            await asyncio.sleep(0)  # a Ctrl-C that uvicorn has passed on arrives at the next wait
         finally:
             watching.cancel()
         if watching.done():

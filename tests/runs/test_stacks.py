@@ -91,7 +91,9 @@ def test_a_reported_stall_is_diagnosed_from_the_present_stacks(live, capsys):
     readable()
     stall = {"phase": "rollout", "step": 2, "silent_s": 61.0, "limit_s": 60.0, "report": "x"}
     EventLog(live / "logs" / EVENTS_FILE).add("stall", "rollout workers", "nothing moves", **stall)
-    worker_of(live).send_signal(signal.SIGSTOP)
+    worker = worker_of(live)
+    worker.send_signal(signal.SIGSTOP)
+    wait_for(lambda: worker.status() == psutil.STATUS_STOPPED, 10)
     assert main(["stacks", str(live)]) == 0
     out = capsys.readouterr().out
     assert "(pid " in out and ") is stopped by a signal" in out and "culprit       rollout worker" in out
