@@ -91,7 +91,7 @@ class TestAfterwards:
             name: (launched_loop.committed / name / "report.html").read_text(encoding="utf-8")
             for name in (*manifest(launched_loop), "evolve")
         }
-        shown = {"merge": "<h1>", "synthesize": 'id="h-gates"'}
+        shown = {"merge": "<h1>", "synthesize": 'id="rows"'}
         assert all(shown.get(name.split("_")[0], 'id="chart-') in page for name, page in pages.items())
         assert all(f"../{name}/report.html" in pages["evolve"] for name in manifest(launched_loop))
         assert not any(">running</span>" in page for page in pages.values())
