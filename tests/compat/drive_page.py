@@ -102,6 +102,7 @@ def use_first_screen(page: Page) -> dict[str, Any]:
         seen["command"] = page.inner_text("#next ~ .command code")
         seen["copied"] = page.evaluate("navigator.clipboard.readText()")
     page.click('.contents a[href="#h-about"]')
+    page.wait_for_selector("#h-about[open]")
     seen["about opens"] = page.locator("#h-about").evaluate("fold => fold.open")
     page.evaluate("scrollTo(0, 0)")
     return seen

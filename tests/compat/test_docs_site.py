@@ -36,7 +36,7 @@ FIRST = {
     "laptop": ("corpus.html#from-a-laptop", "start", "faq.html#no-gpu"),
     "why is my run slow": ("failures.html#it-crawls",),
     "stuck": ("faq.html#nothing-happens", "failures"),
-    "is it learning": ("faq.html#the-reward-rises", "learning"),
+    "is it learning": ("report.html#is-it-learning", "faq.html#the-reward-rises", "learning"),
     "use my own model": ("models",),
     "rent a gpu": ("modal", "machines"),
     "install": ("start",),
