@@ -17,7 +17,7 @@ ASKED = 100  # questions of each kind
 
 
 def scores(first: int) -> list[dict[str, Any]]:
-    """A row for each score: those of two hops from cell 0 on, those of one hop from cell 3 on."""
+    """A row for each score. Two hops begin at cell 0, one hop at cell 3."""
     rows = []
     for match in ROW.finditer((ROOT / "README.md").read_text(encoding="utf-8")):
         run, *cells = match.groups()

@@ -271,7 +271,7 @@ def hours(seconds: float) -> str:
 
 
 def together(estimates: Sequence[Estimate | None]) -> Estimate | None:
-    """The estimate of several stages in sequence, of which some may be unknown."""
+    """The estimate of several stages in sequence. Some may be unknown."""
     known = [one for one in estimates if one is not None]
     if not known:
         return None

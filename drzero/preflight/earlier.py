@@ -22,7 +22,7 @@ from drzero.recipe.compose import RESOLVED
 from drzero.recipe.metrics import read_metrics
 from drzero.recipe.settings.schema import pace_keys
 
-_NEWEST = 20  # run folders, of which more would take preflight seconds to read
+_NEWEST = 20  # run folders to read, since more would take preflight seconds
 _ALIKE = (
     "method",
     "environment.name",

@@ -17,7 +17,7 @@ if not os.environ.get("DRZERO_COMPAT") or CHROMIUM is None:
     pytest.skip("needs Chromium and an environment with playwright: make compat", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
-# What a newcomer types, and the pages or sections of which one must come first.
+# What a newcomer types. One of these pages or sections must come first.
 FIRST = {
     "my own documents": ("tutorial",),
     "my own data": ("tutorial",),

@@ -149,7 +149,7 @@ def test_status_names_a_run_that_lives_outside_a_loop(tmp_path, capsys, has_loop
     shown = capsys.readouterr().out
     assert f"preview runs: `drzero top {tmp_path / 'preview'}` shows it" in shown
     assert "ended runs" not in shown and ("solver_iter1" in shown) == has_loop
-    # While it starts, it says what it is doing.
+    # While it starts, it names each part of its start.
     run, events = tmp_path / "preview", EventLog(tmp_path / "preview" / "logs" / "events.jsonl")
     events.add("start", "trainer", "starting")
     events.add("startup", "trainer", "captures CUDA graphs")

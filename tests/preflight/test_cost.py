@@ -130,7 +130,7 @@ def test_a_run_of_another_batch_or_machine_is_scaled_part_by_part(base, tmp_path
     middles = {name: math.sqrt(part[0] * part[1]) for name, part in pace.parts.items()}
     assert middles["update"] == pytest.approx(25 * update)
     assert middles["rest"] == pytest.approx(10)  # neither batch nor GPUs change it
-    if changes.keys() != {"data__max_response_length"}:  # attempts have a length of their own
+    if changes.keys() != {"data__max_response_length"}:  # attempts have another length
         assert middles["rollouts"] + middles["attempts"] == pytest.approx(20 * rollouts)
     found = of(base, tmp_path, **changes)
     assert "trainer.total_training_steps=3" in found.advice and found.high_s < 4 * found.low_s

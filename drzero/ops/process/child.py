@@ -40,7 +40,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)
     relays: bool = False  # whether the console shows all output, for commands of ours that print little
     startup_signs: Mapping[str, str] = field(default_factory=dict)
-    """What it is doing while it starts, by a text in its output that says so."""
+    """The steps of its start, each by the text in its output that announces it."""
 
 
 class ChildError(RunFailed):

@@ -7,7 +7,7 @@ from drzero.recipe.settings.key import CONVERSING, SAMPLING, TORCH_DEVICE, Numbe
 
 MAX_TOPK = 100  # as `search.wire.MAX_TOPK`: the service refuses a query that asks for more
 SHARED = ("url", "topk", "response_limit", "deadline_s", "embedder", "device")
-"""Keys of `retrieval` that a run reads too if it has no service of its own."""
+"""Keys of `retrieval` that a run also reads when another service searches for it."""
 
 
 @dataclass

@@ -27,7 +27,7 @@ Points = Sequence[tuple[float, Any]]  # times and values
 _COLORS = ["#3f7fc1", "#d5711a", "#3d9a4a", "#cf4f6f", "#9467bd"]
 _NARROW = 330  # pixels of a chart on a phone, which a legend and the names on an axis must fit
 _GRID = "#88888840"
-_IN_ONE = len(_COLORS)  # series of a chart; the others get charts of their own, folded
+_IN_ONE = len(_COLORS)  # series of a chart. The others go into further charts, folded
 # What a page draws of a run, however long: marks, columns, series, characters of a tip.
 _MOST_MARKS, _MOST_STEPS, _MOST_SERIES, _LONGEST_TIP = 200, 2 * MOST_POINTS, 5 * _IN_ONE, 300
 
@@ -333,7 +333,7 @@ def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
         "color": _color("phase", rows),
         "tooltip": [*_fields("step", "phase"), *_fields("seconds", aggregate="sum", format=".1f")],
     }
-    rows, about = _some_steps(rows, "Seconds of each step, with those of its repetitions.")
+    rows, about = _some_steps(rows, "Seconds of each step, repetitions included.")
     return [Chart("phases", "Time by phase", about, _columns(rows, "bar", encoding, marks))]
 
 

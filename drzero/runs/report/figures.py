@@ -101,7 +101,7 @@ class Tally:
         ]
 
     def _spans(self) -> dict[int, tuple[int, int]]:
-        """The first and the last step of those that a step is pooled with."""
+        """For each step, the first and the last step of its stretch."""
         steps = sorted({step for _, step in self._values})
         return {step: (some[0], some[-1]) for some in stretches(steps) for step in some}
 

@@ -110,13 +110,14 @@ def _loop(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
     """What a loop's page begins with."""
     if run.kind != "loop":
         return {"iterations": []}
+    iterations = loop.iterations(run)
     return {
-        "iterations": loop.iterations(run),
+        "iterations": iterations,
         "loop_verdict": loop.loop_verdict(run),
         "progress": progress(run),
         "changed": loop.changed(run, table.listed),
         "order": loop.STAGES,
-        "made": list(dict.fromkeys(name for one in loop.iterations(run) for name in one.made)),
+        "made": list(dict.fromkeys(name for one in iterations for name in one.made)),
     }
 
 
