@@ -29,7 +29,7 @@ BUILT_IN: dict[str, str] = {
     "wordle": "environments.wordle",
 }  # the module of each built-in one
 ALIASES: dict[str, str] = {"tool-test": "bfcl-single-turn"}
-FAMILIES: dict[str, str] = {"verifiers": "environments.verifiers"}
+FAMILIES: dict[str, str] = {"agent": "environments.agent", "verifiers": "environments.verifiers"}
 """By prefix, a module with `load(name, **options)` and `names()`, which is empty without its library."""
 
 _HERE = Path(__file__).resolve().parent

@@ -7,7 +7,7 @@
     drzero agent-bench train env=wordle mode=rollout batches=2        veRL's agent loop, in a stage's trainer
 
 An agent is a class with `async def run(self, data, **extra_kwargs)` that returns a reward or a dict of them
-(`drzero.labs.agents.contract`). endpoint= names the model's server, e.g. `drzero serve-model`. A proxy on
+(`environments.agent.contract`). endpoint= names the model's server, e.g. `drzero serve-model`. A proxy on
 loopback records each call. Printed are latencies, calls, tokens, failures by cause, the line that blocked
 the event loop, and connections left open. failures.jsonl keeps the failed runs. Any fault exits with 1.
 mode=single runs in this process, so a debugger works: `python -m pdb -m drzero.cli agent-bench …`.
@@ -32,8 +32,6 @@ from unittest.mock import patch
 from omegaconf import DictConfig
 
 from drzero.labs.agents.builtin import environment_agent
-from drzero.labs.agents.contract import AgentClass, RewardRule
-from drzero.labs.agents.load import EXAMPLE, is_class, load_agent, load_items
 from drzero.labs.agents.proxy import ModelCall, Recorder, readable
 from drzero.labs.agents.report import failed_share, faults, print_runs, record, unexplained, watched
 from drzero.labs.agents.runs import NO_KEY, AgentRun, Bench, Plan, play
@@ -52,6 +50,8 @@ from drzero.recipe.environment import load_taskset, rows_of
 from drzero.recipe.errors import CheckError
 from drzero.stages.models import base_of, served_name, served_names
 from drzero.stages.services import choose_ports, search_spec
+from environments.agent.contract import Agent, RewardRule
+from environments.agent.load import EXAMPLE, is_class, load_agent, load_items
 
 _NAME = "agent-bench"
 FAILURES = "failures.jsonl"
@@ -140,7 +140,7 @@ def _ending(folder: Path) -> AbstractContextManager[None]:
     return ending(EventLog(folder / "logs" / EVENTS_FILE), _NAME, "no fault was seen")
 
 
-def run_bench(config: DictConfig, agent: AgentClass, items: Sequence[Any], base_url: str) -> Bench:
+def run_bench(config: DictConfig, agent: Agent, items: Sequence[Any], base_url: str) -> Bench:
     """Run a resolved config in this thread."""
     plan = Plan(
         group_size=config.group_size if config.run_mode == "concurrent" else 1,
@@ -174,7 +174,7 @@ def served_name_of(config: DictConfig, base: str) -> str:
 
 
 @contextmanager
-def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[AgentClass, list[Any]]]:
+def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[Agent, list[Any]]]:
     _rule(config)  # refuse a bad one before anything starts
     services: Any = nullcontext()
     if is_class(config.agent):

@@ -18,7 +18,6 @@ from typing import Any
 
 from omegaconf import DictConfig, open_dict
 
-from drzero.labs.agents.contract import RewardRule
 from drzero.labs.agents.runs import AgentRun, Failure
 from drzero.labs.trial import DUMPS, HEARTBEATS, prepared, run_trial, stage_services
 from drzero.ops.console import set_verbose
@@ -27,6 +26,7 @@ from drzero.ops.flow.workers import Worker, finished, read_workers
 from drzero.ops.records import FLOW_FILE, read_json_lines
 from drzero.recipe.compose import compose_stage
 from drzero.stages.watch import PROGRESS
+from environments.agent.contract import RewardRule
 
 RAISING = ("rollout", "reward")  # if one fails, its rollout leaves no row
 FLOW_EVERY_S = 1.0

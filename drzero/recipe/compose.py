@@ -209,13 +209,22 @@ def _refuse_own_service(config: DictConfig, stage: str, overrides: Sequence[str]
 
 
 def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
-    """Replace `env=NAME` by the group `environment` and NAME, unless NAME is a corpus of the group `env`."""
+    """Replace `env=NAME` by the group `environment` and NAME, unless NAME is a corpus of the group `env`.
+
+    `agent=NAME` is the environment `agent:NAME`, and `tasks=FILE` the file of its tasks.
+    """
     if stage not in WITH_ENVIRONMENT:
         return list(overrides)
     written: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")
-        name = canonical(value.strip("'\""))
+        value = value.strip("'\"")
+        if key == "tasks":
+            written.append(assigned("environment.options.data", os.path.abspath(value)))
+            continue
+        if key == "agent" and stage != "agent_bench":
+            key, value = "env", f"agent:{value}"
+        name = canonical(value)
         is_corpus = stage == "evaluate" and (CONFIG_DIR / "env" / f"{name}.yaml").is_file()
         if key != "env" or is_corpus:
             written.append(override)

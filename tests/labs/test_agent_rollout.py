@@ -6,12 +6,12 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import pytest
+from drzero.labs.agents.contract import RewardRule
 from stage_run import RUN_LIMIT_S
 
 from drzero.cli import main
 from drzero.labs import agent_rollout
 from drzero.labs.agent_rollout import Rollouts, read_rollouts, without_update
-from drzero.labs.agents.contract import RewardRule
 from drzero.labs.agents.report import by_cause, failed_share, print_runs
 from drzero.ops.errors import RunFailed
 from drzero.recipe.compose import compose_stage, resolve

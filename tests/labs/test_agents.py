@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import unused_port
+from drzero.labs.agents.contract import RewardRule
+from drzero.labs.agents.load import load_agent, load_items
 from scripted_endpoint import scripted_endpoint
 from served_model import served_model
 
 from drzero.cli import main
 from drzero.commands.serve_model import add_call_form, model_name
 from drzero.labs.agent_bench import choose
-from drzero.labs.agents.contract import RewardRule
 from drzero.labs.agents.event_loop import Pause
-from drzero.labs.agents.load import load_agent, load_items
 from drzero.labs.agents.proxy import Recorder
 from drzero.labs.agents.report import by_cause, faults, unexplained
 from drzero.labs.agents.runs import Bench, Plan, play

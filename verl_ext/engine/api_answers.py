@@ -122,7 +122,7 @@ class Job:
             content, calls = heard(text, self.tools, self.form, opened_thinking(self.tokenizer, self.prompt))
             choice["message"] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
-                choice["message"]["tool_calls"] = [_tool_call(call) for call in calls]
+                choice["message"]["tool_calls"] = [tool_call(call) for call in calls]
                 choice["finish_reason"] = "tool_calls" if reason == "stop" else reason
         else:
             choice["text"] = text
@@ -320,6 +320,7 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_toke
     return str(tokenizer.decode(ids, **options))
 
 
-def _tool_call(call: Call) -> dict[str, Any]:
+def tool_call(call: Call) -> dict[str, Any]:
+    """A call in OpenAI's form, with a new id."""
     function = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
     return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}

@@ -4,6 +4,7 @@ HRPO compares all questions of a step with one hop count, by the paper's populat
 published code's. GRPO compares the answers to one question. A lone row gets advantage 0.
 """
 
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,22 @@ def group_advantages(
         if own.min() < own.max():
             advantages[rows] = (own - own.mean()) / (own.std(ddof=1) + EPSILON)
     return advantages
+
+
+def call_advantages(
+    rewards: Sequence[Sequence[float]], groups: Sequence[Hashable]
+) -> list[npt.NDArray[np.float64]]:
+    """Advantages of the calls of episodes that are paid by the call, in the shape of `rewards`.
+
+    A call's return is the sum of its reward and all later ones. It is compared with the returns of the calls
+    at the same place in the other episodes of its group.
+    """
+    returns = [np.cumsum(np.asarray(own, float)[::-1])[::-1] for own in rewards]
+    label: dict[Hashable, int] = {}
+    places = [(group, place) for group, own in zip(groups, returns, strict=True) for place in range(len(own))]
+    labels = [label.setdefault(place, len(label)) for place in places]
+    flat = group_advantages(np.concatenate([*returns, []]), labels, [True] * len(labels))
+    return np.split(flat, np.cumsum([len(own) for own in returns])[:-1])
 
 
 def hop_balanced(advantages: npt.NDArray[np.float64], hops: npt.ArrayLike) -> npt.NDArray[np.float64]:

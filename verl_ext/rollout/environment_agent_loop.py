@@ -102,6 +102,7 @@ def reward_fields(played: Played) -> dict[str, Any]:
         "filter_score": score.reward if score else math.nan,
         "success": bool(score and score.success),
         "parts": json.dumps(dict(score.parts) if score else {}),
+        "agent": json.dumps(played.extra.get("agent", {})),
         "ended": played.ended,
         "turns": len(played.conversation.turns),
         "calls": len(calls),

@@ -16,7 +16,7 @@ from verl_ext.artefacts import announce
 from verl_ext.method.trajectory import Trajectory
 
 # Attempts have their own place, the filter score may be NaN, and parts are text here.
-_NOT_DUMPED = ("attempts", "filter_score", "parts")
+_NOT_DUMPED = ("attempts", "filter_score", "parts", "agent")
 SCHEMA = 1  # version of a dump's lines (docs/dumps.md), raised when a field goes or changes its meaning
 
 
@@ -58,6 +58,11 @@ class StepRow:
     def parts(self) -> dict[str, float]:
         """The parts of an environment's reward. A search agent's are separate fields."""
         return dict(json.loads(self.reward.get("parts", "{}")))
+
+    @property
+    def agent(self) -> dict[str, Any]:
+        """What an agent of one's own did: its `calls`, their places in this row, and their `rewards`."""
+        return dict(json.loads(self.reward.get("agent", "{}")))
 
 
 def read_rows(batch: KVBatchMeta) -> list[StepRow]:

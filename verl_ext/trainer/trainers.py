@@ -21,7 +21,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 
 from drzero.ops.notices import ALARM_KIND
-from verl_ext.method.advantages import group_advantages, hop_advantages, hop_balanced
+from verl_ext.method.advantages import call_advantages, group_advantages, hop_advantages, hop_balanced
 from verl_ext.trainer import step_metrics
 from verl_ext.trainer.collapse import ALARM, CollapseWatch, collapse_metrics
 from verl_ext.trainer.flow import FlowMixin
@@ -169,6 +169,7 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         masks = [mask * int(row_counts) for mask, row_counts in zip(masks, counts, strict=True)]
         pairs = zip(advantages, masks, strict=True)
         per_token = [float(advantage) * mask.float() for advantage, mask in pairs]
+        self._pay_by_call(per_token, rows, groups)
         counted = [group for group, row_counts in zip(groups, counts, strict=True) if row_counts]
         prefix = f"drzero/{self.method.name}"
         metrics[f"{prefix}/lone_groups"] = sum(counted.count(group) == 1 for group in set(counted))
@@ -189,6 +190,22 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         judged = np.array([row.counts and first[row.rollout] == index for index, row in enumerate(rows)])
         advantages = self.method.advantages(rewards, groups, judged)
         return np.array([advantages[first[row.rollout]] if row.counts else 0.0 for row in rows])
+
+    def _pay_by_call(
+        self, per_token: Sequence[torch.Tensor], rows: Sequence[StepRow], groups: Sequence[Any]
+    ) -> None:
+        """Replace the advantages where an agent gave a reward for each of its model calls."""
+        counting = [(row, group) for row, group in zip(rows, groups, strict=True) if row.counts]
+        paid = {
+            row.rollout: (row.agent["rewards"], group) for row, group in counting if "rewards" in row.agent
+        }
+        if not paid:
+            return
+        by_call = dict(zip(paid, call_advantages(*zip(*paid.values(), strict=True)), strict=True))
+        for tokens, row in zip(per_token, rows, strict=True):
+            if row.counts and row.rollout in by_call:
+                for number, (start, stop) in row.agent["places"].items():
+                    tokens[start:stop] = float(by_call[row.rollout][int(number)])
 
     def _compute_metrics(self, batch: KVBatchMeta, metrics: dict[str, Any], *args: Any, **named: Any) -> None:
         super()._compute_metrics(batch, metrics, *args, **named)

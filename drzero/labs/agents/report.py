@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from drzero.labs.agents.contract import total
 from drzero.labs.agents.runs import AgentRun, Bench
 from drzero.recipe.tables import console, new_table
+from environments.agent.contract import total
 
 _SHOWN_CAUSES = 10
 _SHOWN_RUNS = 8

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drzero.labs.agents.contract import AgentClass, RewardRule
 from drzero.labs.agents.event_loop import LoopWatch, Pause
 from drzero.labs.agents.leaks import Connection, connections, settled, tasks_left
 from drzero.labs.agents.proxy import CallTotals, ModelCall, Recorder
+from environments.agent.contract import Agent, Endpoint, RewardRule
 
 NO_KEY = "None"  # for a missing key, because OpenAI's client requires one
 
@@ -51,6 +51,7 @@ class Plan:
     deadline_s: float = 300.0
     reward: RewardRule = field(default_factory=RewardRule)
     api_key: str = NO_KEY
+    model: str = ""
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Bench:
         return [run for run in self.runs if run.failure is not None]
 
 
-async def play(agent: AgentClass, items: Sequence[Any], plan: Plan, recorder: Recorder) -> Bench:
+async def play(agent: Agent, items: Sequence[Any], plan: Plan, recorder: Recorder) -> Bench:
     """Run the agent on every item. An exception fails its run alone."""
     open_before, tasks_before = connections(), asyncio.all_tasks()
     runs = [
@@ -97,7 +98,7 @@ async def play(agent: AgentClass, items: Sequence[Any], plan: Plan, recorder: Re
 
 
 class _Player:
-    def __init__(self, agent: AgentClass, plan: Plan, recorder: Recorder) -> None:
+    def __init__(self, agent: Agent, plan: Plan, recorder: Recorder) -> None:
         self._agent, self._plan, self._recorder = agent, plan, recorder
         self._running = 0
         self.most_at_once = 0
@@ -109,9 +110,8 @@ class _Player:
         limit = asyncio.timeout(self._plan.deadline_s)
         try:
             async with limit:
-                run.returned = await self._agent.make().run(
-                    run.data, base_url=self._recorder.url(run.number), api_key=self._plan.api_key
-                )
+                endpoint = Endpoint(self._recorder.url(run.number), self._plan.api_key, self._plan.model)
+                run.returned = await self._agent.play(run.data, endpoint)
             if fault := self._plan.reward.fault(run.returned):
                 run.failure = Failure(fault)
         # The bench is to find whatever an agent raises, sys.exit and its own cancellation included.

@@ -1,0 +1,170 @@
+"""Load an agent and its items. Modules are searched in the current folder first, as for a script.
+
+load_agent("my_agent.py:answer", {}), load_items(Path("questions.jsonl"))
+"""
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import shlex
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import pyarrow.parquet as pq
+
+from environments.agent.contract import Agent, Endpoint
+from environments.fault import EnvironmentUnusable, one_line
+from search.sources.files import Hints
+from search.sources.records import Bad, read_jsonl
+
+COMMAND = "command:"
+_Play: TypeAlias = Callable[[Any, Endpoint], Awaitable[Any]]
+EXAMPLE: dict[str, Any] = {"messages": [{"role": "user", "content": "List 3 countries and their capitals."}]}
+
+
+def is_class(name: str) -> bool:
+    """Whether a name is a class and not an environment."""
+    return "." in name or (":" in name and not name.startswith("verifiers:"))
+
+
+def load_agent(name: str, options: Mapping[str, Any]) -> Agent:
+    """Load `module:name`, `module.name`, `path.py:name` or `command: WORDS`. Raises EnvironmentUnusable.
+
+    A function gets `options` as arguments of its own, a class as those of its constructor.
+    """
+    if name.startswith(COMMAND):
+        return Agent(name, partial(_run_command, shlex.split(name.removeprefix(COMMAND))))
+    place, _, member = name.partition(":") if ":" in name else name.rpartition(".")
+    if not place or not member:
+        raise EnvironmentUnusable(f"{name!r} names no agent: write module:function, or path.py:function")
+    module = _from_file(Path(place), name) if place.endswith(".py") else _imported(place, name)
+    found = getattr(module, member, None)
+    if not callable(found):
+        raise EnvironmentUnusable(f"{name}: {place} has no function or class {member!r}; {_found_in(module)}")
+    play = _of_class(name, found, options) if isinstance(found, type) else _of_function(name, found, options)
+    return Agent(name, play, Path(inspect.getfile(found)).resolve().parent)
+
+
+def _found_in(module: ModuleType) -> str:
+    own = vars(module).items()
+    classes = sorted(one for one, value in own if isinstance(value, type) and hasattr(value, "run"))
+    functions = sorted(one for one, value in own if inspect.iscoroutinefunction(value))
+    there = [*functions, *classes]
+    return (
+        f"it has {', '.join(there)}" if there else "it has no async function and no class with a method run"
+    )
+
+
+def _of_function(name: str, function: Callable[..., Any], options: Mapping[str, Any]) -> _Play:
+    _check(name, function, "async def agent(task, endpoint)", {}, Endpoint("", ""), **options)
+    return partial(function, **options)
+
+
+def _of_class(name: str, cls: type, options: Mapping[str, Any]) -> _Play:
+    run = getattr(cls, "run", None)
+    wanted = "async def run(self, data, **extra_kwargs)"
+    if not callable(run):
+        raise EnvironmentUnusable(f"{name} has no method run: an agent has `{wanted}`")
+    _check(f"{name}.run", run, wanted, None, {}, base_url="", api_key="", model="")
+
+    async def play(task: Any, endpoint: Endpoint) -> Any:
+        return await cls(**options).run(task, **vars(endpoint))
+
+    return play
+
+
+def _check(name: str, function: Callable[..., Any], wanted: str, *arguments: Any, **named: Any) -> None:
+    if not inspect.iscoroutinefunction(function):
+        raise EnvironmentUnusable(f"{name} is not async: an agent is `{wanted}`")
+    try:
+        inspect.signature(function).bind(*arguments, **named)
+    except TypeError as error:
+        raise EnvironmentUnusable(f"{name} does not fit ({error}): an agent is `{wanted}`") from error
+
+
+async def _run_command(words: Sequence[str], task: Any, endpoint: Endpoint) -> Any:
+    """Raises RuntimeError with the end of its standard error."""
+    pipe = asyncio.subprocess.PIPE
+    env = {**os.environ, **endpoint.environ}
+    process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
+    try:
+        out, err = await process.communicate(json.dumps(task).encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+    if process.returncode:
+        said = err.decode(errors="replace").strip()[-300:]
+        raise RuntimeError(f"the command exited with {process.returncode}: {said}")
+    last = out.decode(errors="replace").strip().rpartition("\n")[2]
+    try:
+        return json.loads(last)
+    except ValueError as error:
+        raise RuntimeError(f"the command's last line is no reward: {last[:100]!r}") from error
+
+
+def _imported(module: str, name: str) -> ModuleType:
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        # A missing module inside the agent's code is a fault of that code.
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise EnvironmentUnusable(
+                f"{name}: there is no module {module!r} here or among the packages"
+            ) from error
+        raise EnvironmentUnusable(f"{name} cannot be imported: {one_line(error)}") from error
+    # Any error in the user's code is reported in one line with its place.
+    except Exception as error:
+        raise EnvironmentUnusable(f"{name} cannot be imported: {one_line(error)}") from error
+
+
+def _from_file(file: Path, name: str) -> ModuleType:
+    if not file.is_file():
+        raise EnvironmentUnusable(f"{name}: there is no file {file}")
+    folder = str(file.resolve().parent)
+    if folder not in sys.path:  # so it can import its neighbours, like a script
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(f"drzero_agent_{file.stem}", file.resolve())
+    assert spec is not None and spec.loader is not None  # it is a file that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # before it runs, as its dataclasses look there
+    try:
+        spec.loader.exec_module(module)
+    # As above.
+    except Exception as error:
+        raise EnvironmentUnusable(f"{name} cannot be imported: {one_line(error)}") from error
+    return module
+
+
+def load_items(file: Path) -> list[Any]:
+    """The rows of a .jsonl or .parquet file, at least one. Raises EnvironmentUnusable."""
+    try:
+        if file.suffix == ".parquet":
+            items = pq.read_table(file).to_pylist()
+        elif file.suffix == ".jsonl":
+            items = _json_lines(file)
+        else:
+            raise EnvironmentUnusable(f"data={file}: give a .jsonl or .parquet file")
+    except (OSError, ValueError) as error:
+        raise EnvironmentUnusable(f"data={file} cannot be read: {error}") from error
+    if not items:
+        raise EnvironmentUnusable(f"data={file} has no items")
+    return items
+
+
+def _json_lines(file: Path) -> list[Any]:
+    items = []
+    for number, item in read_jsonl(file, Hints()):
+        if not isinstance(item, dict):
+            why = item.why if isinstance(item, Bad) else f"{type(item).__name__}, not a JSON object"
+            raise EnvironmentUnusable(f"data={file}, line {number}: {why}")
+        items.append(item)
+    return items

@@ -1,0 +1,336 @@
+"""Agents of one's own against a model that says what it is told to: real clients, real threads, real ids."""
+
+import asyncio
+import json
+import time
+
+import httpx
+import pytest
+from anthropic import Anthropic, AsyncAnthropic
+from openai import AsyncOpenAI, BadRequestError, OpenAI
+
+from environments.agent.contract import Agent
+from environments.agent.taskset import AgentTaskset
+from environments.row import Row
+from verl_ext.episodes import EpisodeLimits, Sampled, play_row
+from verl_ext.method.chat import demo_chat_template
+
+LIMITS = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=128)
+CALL = '<tool_call>\n{"name": "search", "arguments": {"q": "town"}}\n</tool_call>'
+PARAMETERS = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
+TOOL = {"type": "function", "function": {"name": "search", "description": "Find.", "parameters": PARAMETERS}}
+FOUND = "[1] Vell: a town."
+
+
+class Told:
+    """Says its lines in turn, and logs the ids of each call."""
+
+    def __init__(self, tokenizer, lines):
+        self.tokenizer, self.lines, self.log = tokenizer, list(lines), []
+
+    async def sample(self, prompt_ids, max_tokens):
+        await asyncio.sleep(0.01)
+        ids = self.tokenizer.encode(self.lines.pop(0), add_special_tokens=False)
+        ids = [*ids, self.tokenizer.convert_tokens_to_ids("<|im_end|>")][:max_tokens]
+        self.log.append((list(prompt_ids), ids))
+        return Sampled(ids, [-0.5] * len(ids), len(ids) == max_tokens)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_tokenizer):
+    smollm2_tokenizer.chat_template = demo_chat_template()
+    return smollm2_tokenizer
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text("".join(json.dumps({"question": f"Where is {n}?"}) + "\n" for n in range(20)))
+    return file
+
+
+@pytest.fixture
+def played(tasks, tokenizer):
+    """Plays an agent's function. Returns its rows and the model."""
+
+    def play(agent, *lines, **options):
+        taskset = AgentTaskset("own_agents:plain_openai", data=str(tasks), **{"tries": 1} | options)
+        taskset.agent = Agent("own", agent)
+        model = Told(tokenizer, lines)
+        row = Row("train-1", {"task": {"question": "Where is Vell?"}})
+        return asyncio.run(play_row(taskset, row, model, LIMITS)), model
+
+    return play
+
+
+async def chat(task, endpoint, stream=False, **more):
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    messages = [{"role": "user", "content": task["question"]}]
+    while True:
+        asked = {"model": endpoint.model, "messages": messages, "tools": [TOOL], **more}
+        if stream:
+            async with client.chat.completions.stream(**asked) as events:
+                async for _ in events:
+                    pass
+                answer = await events.get_final_completion()
+        else:
+            answer = await client.chat.completions.create(**asked)
+        said = answer.choices[0].message
+        messages.append(said.model_dump(exclude_none=True, exclude={"parsed"}))
+        if not said.tool_calls:
+            return float("Vell" in said.content)
+        for call in said.tool_calls:
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": FOUND})
+
+
+async def chat_streamed(task, endpoint):
+    return await chat(task, endpoint, stream=True)
+
+
+async def responses(task, endpoint):
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    items = [{"role": "user", "content": task["question"]}]
+    tool = {"type": "function", "name": "search", "description": "Find.", "parameters": PARAMETERS}
+    while True:
+        asked = {"model": endpoint.model, "input": items, "tools": [tool | {"strict": True}]}
+        answer = await client.responses.create(**asked)
+        items += [item.model_dump(exclude_none=True) for item in answer.output]
+        calls = [item for item in answer.output if item.type == "function_call"]
+        if not calls:
+            return float("Vell" in answer.output_text)
+        items += [
+            {"type": "function_call_output", "call_id": call.call_id, "output": FOUND} for call in calls
+        ]
+
+
+async def responses_streamed(task, endpoint):
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    items = [{"role": "user", "content": task["question"]}]
+    tool = {"type": "function", "name": "search", "description": "Find.", "parameters": PARAMETERS}
+    while True:
+        async with client.responses.stream(model=endpoint.model, input=items, tools=[tool]) as events:
+            answer = await events.get_final_response()
+        items += [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in answer.output]
+        calls = [item for item in answer.output if item.type == "function_call"]
+        if not calls:
+            return float("Vell" in answer.output_text)
+        items += [
+            {"type": "function_call_output", "call_id": call.call_id, "output": FOUND} for call in calls
+        ]
+
+
+ANTHROPIC_TOOL = {"name": "search", "description": "Find.", "input_schema": PARAMETERS}
+
+
+def _told(answer):
+    used = [block for block in answer.content if block.type == "tool_use"]
+    found = [{"type": "tool_result", "tool_use_id": block.id, "content": FOUND} for block in used]
+    said = {"role": "assistant", "content": [block.model_dump() for block in answer.content]}
+    return [said, *([{"role": "user", "content": found}] if found else [])]
+
+
+async def messages(task, endpoint):
+    client = AsyncAnthropic(base_url=endpoint.base_url.removesuffix("/v1"), api_key=endpoint.api_key)
+    said = [{"role": "user", "content": task["question"]}]
+    while True:
+        asked = {"model": endpoint.model, "max_tokens": 100, "messages": said, "tools": [ANTHROPIC_TOOL]}
+        answer = await client.messages.create(**asked)
+        said += _told(answer)
+        if answer.stop_reason != "tool_use":
+            return float("Vell" in answer.content[0].text)
+
+
+async def messages_streamed_by_a_blocking_client(task, endpoint):
+    client = Anthropic(base_url=endpoint.base_url.removesuffix("/v1"), api_key=endpoint.api_key)
+    said = [{"role": "user", "content": task["question"]}]
+    while True:
+        asked = {"model": endpoint.model, "max_tokens": 100, "messages": said, "tools": [ANTHROPIC_TOOL]}
+        with client.messages.stream(**asked) as stream:
+            answer = stream.get_final_message()
+        said += _told(answer)
+        if answer.stop_reason != "tool_use":
+            return float("Vell" in answer.content[0].text)
+
+
+CLIENTS = [chat, chat_streamed, responses, responses_streamed]
+CLIENTS += [messages, messages_streamed_by_a_blocking_client]
+
+
+@pytest.mark.parametrize("agent", CLIENTS, ids=lambda agent: agent.__name__)
+@pytest.mark.parametrize("first", [CALL, f"<think>Hm.</think>\n{CALL}"], ids=["call", "thinking"])
+def test_every_client_gives_one_row_of_the_ids_that_were_sampled(agent, first, played):
+    (row,), model = played(agent, first, "It is <answer>Vell</answer>.")
+    (first_in, first_out), (second_in, second_out) = model.log
+    assert row.score.reward == 1.0 and row.fault is None and row.token_drift == 0
+    assert second_in[: len(first_in + first_out)] == first_in + first_out
+    assert row.prompt_ids == first_in and row.prompt_ids + row.response_ids == second_in + second_out
+    trained = [token for token, kept in zip(row.response_ids, row.response_mask, strict=True) if kept]
+    assert trained == first_out + second_out
+    assert [log_prob for log_prob in row.log_probs if log_prob] == [-0.5] * len(trained)
+    assert [turn.answers[0]["content"] if turn.answers else None for turn in row.conversation.turns] == [
+        FOUND,
+        None,
+    ]
+
+
+async def compacted(task, endpoint):
+    """Forgets its first exchange, as an agent does whose context is full."""
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    ask = client.chat.completions.create
+    messages = [{"role": "user", "content": "one"}]
+    for word in ("two", "three"):
+        answer = await ask(model="policy", messages=messages)
+        messages += [{"role": "assistant", "content": answer.choices[0].message.content}]
+        messages += [{"role": "user", "content": word}]
+    await ask(model="policy", messages=[{"role": "user", "content": "in short: one, two"}, *messages[-1:]])
+    return 1.0
+
+
+async def parallel(task, endpoint):
+    """Asks one opening turn, and goes on from it in two ways at once."""
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    opening = [{"role": "user", "content": "plan"}]
+    first = await client.chat.completions.create(model="policy", messages=opening)
+    opening.append({"role": "assistant", "content": first.choices[0].message.content})
+
+    async def further(word):
+        more = [*opening, {"role": "user", "content": word}]
+        return await client.chat.completions.create(model="policy", messages=more)
+
+    await asyncio.gather(further("left"), further("right"))
+    return {"reward": 0.5, "speed": 2.0}
+
+
+async def edited(task, endpoint):
+    """Sends back another answer than it heard."""
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    opening = [{"role": "user", "content": "plan"}]
+    await client.chat.completions.create(model="policy", messages=opening)
+    opening += [{"role": "assistant", "content": "something else"}, {"role": "user", "content": "go on"}]
+    await client.chat.completions.create(model="policy", messages=opening)
+    return [0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("agent", "calls", "rows"), [(compacted, 3, [2, 1]), (parallel, 3, [2, 1]), (edited, 2, [1, 1])]
+)
+def test_a_conversation_that_does_not_go_on_begins_a_row_and_no_token_is_trained_twice(
+    agent, calls, rows, played
+):
+    found, model = played(agent, "a", "bb", "ccc")
+    assert len(model.log) == calls and [len(row.extra["agent"]["places"]) for row in found] == rows
+    trained = sum(sum(row.response_mask) for row in found)
+    assert trained == sum(len(ids) for _, ids in model.log)
+    assert {row.score for row in found} == {found[0].score} and not any(row.token_drift for row in found)
+
+
+async def raises(task, endpoint):
+    raise ValueError("no such town")
+
+
+async def exits(task, endpoint):
+    raise SystemExit(3)
+
+
+async def asks_nothing(task, endpoint):
+    return 1.0
+
+
+async def gives_nothing(task, endpoint):
+    await chat(task, endpoint)
+
+
+async def gives_nan(task, endpoint):
+    return await chat(task, endpoint) * float("nan")
+
+
+async def pays_too_few_calls(task, endpoint):
+    await chat(task, endpoint)
+    return [1.0, 1.0, 1.0]
+
+
+async def asks_without_end(task, endpoint):
+    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
+    for _ in range(200):
+        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "again"}])
+
+
+async def hangs(task, endpoint):
+    await asyncio.sleep(60)
+
+
+async def blocks(task, endpoint):
+    time.sleep(8)
+
+
+async def uses_another_key(task, endpoint):
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key="another", max_retries=0)
+    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hello"}])
+
+
+async def begins_too_long(task, endpoint):
+    with pytest.raises(BadRequestError, match="maximum context length"):
+        client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        long = [{"role": "user", "content": "word " * 600}]
+        await client.chat.completions.create(model="policy", messages=long)
+    return 1.0
+
+
+NASTY = [
+    (raises, "it raised ValueError: no such town"),
+    (exits, "it raised RuntimeError: SystemExit: 3"),
+    (asks_nothing, "it called its model not once"),
+    (gives_nothing, "the reward is None (NoneType), not a number"),
+    (gives_nan, "the reward is nan"),
+    (pays_too_few_calls, "it returned 3 rewards for 2 model calls"),
+    (asks_without_end, "it called the model more than 5 times (environment.max_turns)"),
+    (hangs, "it did not end within 1 s"),
+    (blocks, "it did not end within 1 s, nor when it was cancelled"),
+    (uses_another_key, "its model was called with the key of another episode"),
+    (begins_too_long, "its first messages are 6"),
+]
+
+
+@pytest.mark.parametrize(("agent", "fault"), NASTY, ids=[agent.__name__ for agent, _ in NASTY])
+def test_what_goes_wrong_has_its_name_and_no_score(agent, fault, played):
+    rows, _ = played(agent, *[CALL, "<answer>Vell</answer>"] * 3, max_calls=5, timeout_s=1)
+    assert all(row.score is None and row.ended == "fault" for row in rows)
+    assert rows[0].fault.startswith(f"agent:own_agents:plain_openai: {fault}")
+    assert rows[0].fault.endswith("[row train-1]")
+
+
+def test_a_failed_episode_begins_again_and_that_is_counted(played):
+    begun = []
+
+    async def fails_once(task, endpoint):
+        begun.append(endpoint.base_url)
+        if len(begun) == 1:
+            raise ValueError("a moment")
+        return await chat(task, endpoint)
+
+    (row,), _ = played(fails_once, "<answer>Vell</answer>", tries=2)
+    assert row.score.reward == 1.0 and len(set(begun)) == 2
+    assert row.extra["agent"]["faults"][0].startswith("it raised ValueError: a moment")
+
+
+def test_an_address_ends_with_its_episode(played):
+    kept = []
+
+    async def keeps(task, endpoint):
+        kept.append(endpoint)
+        return await chat(task, endpoint)
+
+    async def calls_late(task, endpoint):
+        url = f"{kept[0].base_url}/chat/completions"
+        headers = {"Authorization": f"Bearer {kept[0].api_key}"}
+        async with httpx.AsyncClient() as client:
+            kept.append(await client.post(url, headers=headers, json={"messages": []}))
+        return await chat(task, endpoint)
+
+    async def both(task, endpoint):
+        return await (calls_late if kept else keeps)(task, endpoint)
+
+    played(both, "<answer>Vell</answer>")
+    assert kept[0].base_url.startswith("http://127.0.0.1:")
+    with pytest.raises(httpx.ConnectError):  # the loop that served it has ended
+        httpx.get(f"{kept[0].base_url}/models")

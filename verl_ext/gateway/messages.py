@@ -1,0 +1,147 @@
+"""Anthropic's messages: `read` a request, then the answer `whole` or as `events`."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from environments.call import ToolSchema
+from verl_ext.gateway.session import Asked, CallRefused, ModelCall
+
+
+class _Block(BaseModel):
+    """A text, a tool's use, or its result. Other fields, such as cache_control, say nothing to the model."""
+
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    text: str = ""
+    id: str = ""
+    name: str = ""
+    input: dict[str, Any] = {}
+    tool_use_id: str = ""
+    content: "str | list[_Block]" = ""
+
+
+class _Said(BaseModel):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[_Block]
+
+
+class _Tool(BaseModel):
+    name: str
+    description: str = ""
+    input_schema: dict[str, Any] = {"type": "object", "properties": {}}
+
+    def shown(self) -> ToolSchema:
+        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+class MessagesRequest(BaseModel):
+    """`POST /v1/messages`. What samples is the run's to set, so `temperature` and the like are not read."""
+
+    model_config = ConfigDict(extra="ignore")
+    messages: Annotated[list[_Said], Field(min_length=1)]
+    max_tokens: int | None = None  # absent in a count of tokens
+    system: str | list[_Block] = ""
+    tools: list[_Tool] = []
+    stop_sequences: list[str] = []
+    stream: bool = False
+
+
+def read(content: bytes) -> tuple[Asked, MessagesRequest]:
+    """Raises ValidationError or CallRefused."""
+    request = MessagesRequest.model_validate_json(content)
+    if request.stop_sequences:
+        raise CallRefused("stop_sequences: a turn ends where the model ends it")
+    system = _text(request.system)
+    messages = [{"role": "system", "content": system}] if system else []
+    for said in request.messages:
+        messages += _plain(said)
+    tools = tuple(tool.shown() for tool in request.tools)
+    return Asked(tuple(messages), tools, request.max_tokens), request
+
+
+def whole(call: ModelCall, model: str, request: MessagesRequest) -> dict[str, Any]:
+    """The answer's body."""
+    body = _head(call, model) | {"content": _blocks(call), "stop_reason": _reason(call)}
+    return body | {"usage": _usage(call, len(call.sampled.ids))}
+
+
+def events(call: ModelCall, model: str, request: MessagesRequest) -> Iterator[str]:
+    """The answer as a stream: each block begins, has one delta of its own kind, and stops."""
+    yield event("message_start", message=_head(call, model) | {"content": [], "usage": _usage(call, 0)})
+    for index, block in enumerate(_blocks(call)):
+        if block["type"] == "text":
+            empty: dict[str, Any] = {"text": ""}
+            delta = {"type": "text_delta", "text": block["text"]}
+        else:
+            written = json.dumps(block["input"], ensure_ascii=False)
+            empty, delta = {"input": {}}, {"type": "input_json_delta", "partial_json": written}
+        yield event("content_block_start", index=index, content_block=block | empty)
+        yield event("content_block_delta", index=index, delta=delta)
+        yield event("content_block_stop", index=index)
+    ended = {"stop_reason": _reason(call), "stop_sequence": None}
+    yield event("message_delta", delta=ended, usage={"output_tokens": len(call.sampled.ids)})
+    yield event("message_stop")
+
+
+def error_body(message: str, status: int) -> dict[str, Any]:
+    """A refusal in Anthropic's form."""
+    kind = "invalid_request_error" if status < 500 else "api_error"
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _plain(said: _Said) -> Iterator[dict[str, Any]]:
+    blocks = [_Block(type="text", text=said.content)] if isinstance(said.content, str) else said.content
+    for block in blocks:
+        if block.type == "tool_result":
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
+    text, used = _text(blocks), [block for block in blocks if block.type == "tool_use"]
+    if used:
+        yield {"role": said.role, "content": text, "tool_calls": [_as_call(block) for block in used]}
+    elif text:
+        yield {"role": said.role, "content": text}
+
+
+def _as_call(block: _Block) -> dict[str, Any]:
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+
+
+def _text(content: str | Sequence[_Block]) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(block.text for block in content if block.type == "text")
+
+
+def _blocks(call: ModelCall) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = [{"type": "text", "text": call.text}] if call.text else []
+    return said + [
+        {
+            "type": "tool_use",
+            "id": f"toolu_{call.number}_{n}",
+            "name": one.name,
+            "input": dict(one.arguments or {}),
+        }
+        for n, one in enumerate(call.calls)
+    ]
+
+
+def _reason(call: ModelCall) -> str:
+    if call.sampled.truncated:
+        return "max_tokens"
+    return "tool_use" if call.calls else "end_turn"
+
+
+def _head(call: ModelCall, model: str) -> dict[str, Any]:
+    head = {"id": f"msg_{call.number}", "type": "message", "role": "assistant", "model": model}
+    return head | {"stop_reason": None, "stop_sequence": None}
+
+
+def _usage(call: ModelCall, tokens_out: int) -> dict[str, int]:
+    return {"input_tokens": len(call.prompt_ids), "output_tokens": tokens_out}
+
+
+def event(kind: str, **fields: Any) -> str:
+    """A server-sent event with its kind in both places."""
+    return f"event: {kind}\ndata: {json.dumps({**fields, 'type': kind}, ensure_ascii=False)}\n\n"

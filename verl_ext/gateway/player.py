@@ -1,0 +1,131 @@
+"""Plays a row with an agent of your own, in a thread of its own. What it asked becomes the rows to train on.
+
+An agent that raises, hangs, asks nothing, or gives no reward leaves no score. Its episode begins again up to
+`Taskset.tries` times, and a row without a score is counted and trains nothing.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from environments.agent.contract import Agent, Endpoint
+from environments.agent.taskset import AgentTaskset
+from environments.conversation import Conversation
+from environments.fault import one_line
+from environments.row import Row
+from environments.score import Score
+from environments.taskset import Taskset
+from verl_ext.episodes import EpisodeLimits, Model, Played
+from verl_ext.gateway.rows import played_rows
+from verl_ext.gateway.server import gateway
+from verl_ext.gateway.session import AgentSession
+from verl_ext.telemetry import waiting
+
+_TO_STOP_S = 3.0  # for a cancelled agent. One that takes longer is left behind, without a model
+
+
+async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
+    """Play one episode. Returns a row for each conversation that no other one extends."""
+    assert isinstance(taskset, AgentTaskset)
+    faults: list[str] = []
+    while True:
+        rows, fault = await _episode(taskset, row, model, limits)
+        if fault is None or len(faults) + 1 >= taskset.tries:
+            break
+        faults.append(fault)
+    for played in rows:
+        played.extra.setdefault("agent", {})["faults"] = faults
+        if fault is not None:
+            played.fault, played.ended = f"{taskset.name}: {fault} [row {row.id}]", "fault"
+    return rows
+
+
+async def _episode(
+    taskset: AgentTaskset, row: Row, model: Model, limits: EpisodeLimits
+) -> tuple[list[Played], str | None]:
+    most = min(taskset.max_turns, limits.max_turns or taskset.max_turns)
+    session = AgentSession(model, limits, most)
+    server = await gateway()
+    endpoint = server.open(session)
+    try:
+        with waiting("environment", taskset.timeout_s):
+            returned, fault = await _returned(taskset.agent, row.data["task"], endpoint, taskset.timeout_s)
+    finally:
+        server.close(endpoint)
+    if session.failure is not None:
+        raise session.failure
+    rows = played_rows(session)
+    fault = session.fault or fault
+    if fault is None and not rows:
+        fault = "it called its model not once"
+    if fault is None:
+        score = taskset.scored(returned, len(session.calls))
+        fault = score if isinstance(score, str) else None
+        tree = [[call.number, call.extends, len(call.sampled.ids)] for call in session.calls]
+        paid = {"rewards": list(returned)} if isinstance(returned, Sequence) else {}
+        for played in rows:
+            played.score = score if isinstance(score, Score) else None
+            played.extra["agent"] |= {"calls": tree, **paid}
+    return rows or [Played([], [], [], None, Conversation(), None)], fault
+
+
+async def _returned(agent: Agent, task: Any, endpoint: Endpoint, limit_s: float) -> tuple[Any, str | None]:
+    """What the agent returned, and its fault."""
+    thread = _Thread(lambda: agent.play(task, endpoint))
+    try:
+        async with asyncio.timeout(limit_s):
+            return await thread.result(), None
+    except TimeoutError:
+        if not await thread.stop():
+            return None, f"it did not end within {limit_s:g} s, nor when it was cancelled"
+        return None, f"it did not end within {limit_s:g} s"
+    except asyncio.CancelledError:
+        await thread.stop()
+        raise
+    # An agent may raise anything, sys.exit included. Its episode fails and the run continues.
+    except BaseException as error:
+        return None, f"it raised {one_line(error)}"
+
+
+class _Thread:
+    """A daemon thread with an event loop: a blocking client holds up its own episode only."""
+
+    def __init__(self, play: Callable[[], Awaitable[Any]]) -> None:
+        self._play, self._here = play, asyncio.get_running_loop()
+        self._result: asyncio.Future[Any] = self._here.create_future()
+        self._task: asyncio.Task[Any] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        threading.Thread(target=self._run, name="agent", daemon=True).start()
+
+    async def result(self) -> Any:
+        return await asyncio.shield(self._result)
+
+    async def stop(self) -> bool:
+        """Cancel it. False if it does not end."""
+        if self._loop is not None and self._task is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        await asyncio.wait({self._result}, timeout=_TO_STOP_S)
+        if self._result.done():
+            self._result.exception()  # heard, or asyncio would report it
+        return self._result.done()
+
+    def _run(self) -> None:
+        result, error = None, None
+        try:
+            result = asyncio.run(self._main())
+        # Also SystemExit and the cancellation, which would end the thread silently.
+        except BaseException as raised:
+            plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
+            error = raised if plain else RuntimeError(f"{type(raised).__name__}: {raised}")
+        self._here.call_soon_threadsafe(self._settle, result, error)
+
+    async def _main(self) -> Any:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        return await self._play()
+
+    def _settle(self, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(result)

@@ -1,0 +1,163 @@
+"""The model's server for agents: three APIs on 127.0.0.1, an address and a key for each episode."""
+
+import asyncio
+import hmac
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from drzero.ops.openai_http import RequestRefused, refusal, sse
+from environments.agent.contract import Endpoint
+from verl_ext.gateway import chat, messages, responses
+from verl_ext.gateway.session import AgentSession, CallRefused, ModelCall
+from verl_ext.method.chat import render_prompt_ids
+
+MODEL = "policy"
+_LARGEST_REQUEST = 64 << 20  # bytes
+_KEEP_ALIVE_S = 15.0  # proxies and clients give up on a silent stream
+_SILENCE = {messages: b'event: ping\ndata: {"type": "ping"}\n\n'}
+
+
+class Gateway:
+    """The server of one event loop, with the sessions of its episodes."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, tuple[AgentSession, str]] = {}
+        self._url = ""
+
+    def open(self, session: AgentSession) -> Endpoint:
+        """A new address for this episode."""
+        name, key = secrets.token_urlsafe(12), secrets.token_urlsafe(24)
+        self._sessions[name] = (session, key)
+        return Endpoint(f"{self._url}/{name}/v1", key, MODEL)
+
+    def close(self, endpoint: Endpoint) -> None:
+        """Answer no more at this address."""
+        session, _ = self._sessions.pop(endpoint.base_url.split("/")[-2])
+        session.closed = True
+
+    async def serving(self) -> AsyncGenerator[None]:
+        """Serve until the generator is closed."""
+        app = web.Application(client_max_size=_LARGEST_REQUEST)
+        for path, api in (("chat/completions", chat), ("responses", responses), ("messages", messages)):
+            app.router.add_post(f"/{{session}}/v1/{path}", self._answering(api))
+        app.router.add_post("/{session}/v1/messages/count_tokens", self._count)
+        app.router.add_get("/{session}/v1/models", self._models)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        try:
+            site = web.TCPSite(runner, "127.0.0.1", 0)
+            await site.start()
+            host, port = runner.addresses[0][:2]
+            self._url = f"http://{host}:{port}"
+            yield
+        finally:
+            await runner.cleanup()
+
+    def _answering(self, api: ModuleType) -> Callable[[web.Request], Any]:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            try:
+                session = self._session(request)
+                asked, body = api.read(await request.read())
+                asking = asyncio.ensure_future(session.ask(asked))
+                try:
+                    if body.stream:
+                        return await _stream(request, asking, api, body)
+                    return web.json_response(api.whole(await asking, MODEL, body))
+                finally:
+                    asking.cancel()
+            except CallRefused as refused:
+                return _refused(api, RequestRefused(str(refused), status=refused.status))
+            except ValidationError as error:
+                return _refused(api, refusal(error))
+            except (ValueError, KeyError, TypeError) as error:
+                return _refused(api, RequestRefused(f"the request is not one of this API: {error!r}"))
+
+        return answer
+
+    def _session(self, request: web.Request) -> AgentSession:
+        """Raises CallRefused."""
+        found = self._sessions.get(request.match_info["session"])
+        if found is None:
+            raise CallRefused("no episode has this address: it has ended, or never began", 410)
+        session, key = found
+        sent = request.headers.get("x-api-key") or request.headers.get("Authorization") or ""
+        if not hmac.compare_digest(sent.removeprefix("Bearer ").encode(), key.encode()):
+            session.fault = "its model was called with the key of another episode"
+            raise CallRefused("this key is not of this episode: use endpoint.api_key", 401)
+        return session
+
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        try:
+            session = self._session(request)
+            asked, _ = messages.read(await request.read())
+            ids = render_prompt_ids(session.model.tokenizer, asked.messages, asked.tools or None)
+            return web.json_response({"input_tokens": len(ids)})
+        except CallRefused as refused:
+            return _refused(messages, RequestRefused(str(refused), status=refused.status))
+        except ValueError as error:
+            return _refused(messages, RequestRefused(str(error)))
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "local"}
+        return web.json_response({"object": "list", "data": [entry]})
+
+
+async def _stream(
+    request: web.Request, asking: "asyncio.Future[ModelCall]", api: ModuleType, body: Any
+) -> web.StreamResponse:
+    """Until something was sent, a refusal has its own status."""
+    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    while not (await asyncio.wait({asking}, timeout=_KEEP_ALIVE_S))[0]:
+        await _send(request, stream, _SILENCE.get(api, b": still at it\n\n"))
+    try:
+        told: Iterator[str] = api.events(await asking, MODEL, body)
+    except CallRefused as refused:
+        if not stream.prepared:
+            raise
+        told = iter([_failed(api, refused)])
+    for event in told:
+        await _send(request, stream, event.encode())
+    await stream.write_eof()
+    return stream
+
+
+async def _send(request: web.Request, stream: web.StreamResponse, data: bytes) -> None:
+    if not stream.prepared:
+        await stream.prepare(request)
+    await stream.write(data)
+
+
+def _failed(api: ModuleType, refused: CallRefused) -> str:
+    """The last event of a stream that cannot go on."""
+    if api is messages:
+        return messages.event("error", **messages.error_body(str(refused), refused.status))
+    return sse(RequestRefused(str(refused), status=refused.status).body())
+
+
+def _refused(api: ModuleType, refused: RequestRefused) -> web.Response:
+    body = messages.error_body(str(refused), refused.status) if api is messages else refused.body()
+    return web.json_response(body, status=refused.status)
+
+
+_GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Gateway, AsyncGenerator[None]]] = (
+    WeakKeyDictionary()
+)
+_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
+
+async def gateway() -> Gateway:
+    """The running loop's gateway, started on first use and closed with the loop's generators."""
+    loop = asyncio.get_running_loop()
+    async with _STARTING.setdefault(loop, asyncio.Lock()):
+        if loop not in _GATEWAYS:
+            server = Gateway()
+            serving = server.serving()
+            await anext(serving)
+            _GATEWAYS[loop] = (server, serving)
+    return _GATEWAYS[loop][0]

@@ -1,0 +1,148 @@
+"""One episode's calls of its model, as sampled. A call that extends an earlier one continues its ids."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2 import TemplateError
+
+from environments.call import Call, ToolSchema
+from environments.conversation import Message
+from environments.fault import one_line
+from verl_ext.engine.api_answers import heard
+from verl_ext.episodes import EpisodeLimits, Model, Sampled
+from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids
+
+
+class CallRefused(Exception):
+    """A call that gets no answer. Clients repeat a call after a 5xx, and not after a 4xx."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, whichever API it came by."""
+
+    messages: tuple[Message, ...]  # as chat templates take them
+    tools: tuple[ToolSchema, ...] = ()
+    max_tokens: int | None = None
+
+
+@dataclass
+class ModelCall:
+    """One answered request."""
+
+    number: int
+    asked: Asked
+    prompt_ids: list[int]
+    sampled: Sampled
+    text: str | None  # what the client hears. None for tool calls alone
+    calls: tuple[Call, ...]
+    extends: int | None = None  # the number of the call whose conversation it continues
+
+    @property
+    def known(self) -> list[int]:
+        """Prompt and sampled ids."""
+        return self.prompt_ids + self.sampled.ids
+
+
+@dataclass
+class AgentSession:
+    """The calls of one episode. Closed with it."""
+
+    model: Model
+    limits: EpisodeLimits
+    max_calls: int
+    calls: list[ModelCall] = field(default_factory=list)
+    failure: Exception | None = None  # of the model's engine or server
+    fault: str | None = None  # what the agent did wrong with its model, in one line
+    out_of_room: bool = False
+    closed: bool = False
+    _begun: int = 0
+
+    async def ask(self, asked: Asked) -> ModelCall:
+        """Sample the next turn of these messages. Raises CallRefused."""
+        self._check_open()
+        earlier = self._continued(asked)
+        prompt_ids = self._prompt(asked, earlier)
+        room = self._room(asked, prompt_ids, earlier)
+        try:
+            sampled = await self.model.sample(prompt_ids, room)
+        # Any error of an engine or server. The player raises it once the agent has ended.
+        except Exception as error:
+            self.failure = error
+            raise CallRefused(f"the model failed: {type(error).__name__}") from error
+        if self.closed:
+            raise CallRefused("the episode has ended", 410)
+        tokenizer, form = self.model.tokenizer, self.limits.call_form
+        said = str(tokenizer.decode(sampled.ids, skip_special_tokens=True))
+        text, calls = heard(said, asked.tools, form, opened_thinking(tokenizer, prompt_ids))
+        extends = earlier.number if earlier else None
+        call = ModelCall(len(self.calls), asked, prompt_ids, sampled, text, calls, extends)
+        self.calls.append(call)
+        return call
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise CallRefused("the episode has ended", 410)
+        self._begun += 1
+        if self._begun > self.max_calls:
+            self.fault = f"it called the model more than {self.max_calls} times (environment.max_turns)"
+            raise CallRefused(self.fault, 429)
+
+    def _continued(self, asked: Asked) -> ModelCall | None:
+        """The latest call whose messages and answer these messages begin with, and go on."""
+        for call in reversed(self.calls):
+            told = len(call.asked.messages)
+            if (
+                len(asked.messages) > told + 1
+                and asked.tools == call.asked.tools
+                and asked.messages[:told] == call.asked.messages
+                and _is_answer(asked.messages[told], call)
+            ):
+                return call
+        return None
+
+    def _prompt(self, asked: Asked, earlier: ModelCall | None) -> list[int]:
+        tokenizer = self.model.tokenizer
+        try:
+            if earlier is None:
+                return render_prompt_ids(tokenizer, asked.messages, asked.tools or None)
+            added = asked.messages[len(earlier.asked.messages) + 1 :]
+            return earlier.known + next_turn_ids(tokenizer, earlier.sampled.ids, added)
+        except (TemplateError, TypeError, ValueError) as error:
+            raise CallRefused(f"the chat template does not take these messages: {one_line(error)}") from error
+
+    def _room(self, asked: Asked, prompt_ids: Sequence[int], earlier: ModelCall | None) -> int:
+        """How many tokens the answer may have. Raises CallRefused if there is no room."""
+        first = prompt_ids
+        while earlier is not None:
+            first = earlier.prompt_ids
+            earlier = None if earlier.extends is None else self.calls[earlier.extends]
+        most = asked.max_tokens or self.limits.tokens_per_turn
+        left = self.limits.response_tokens - (len(prompt_ids) - len(first))
+        room = min(most, self.limits.tokens_per_turn, left)
+        key, limit = "data.max_prompt_length", self.limits.prompt_tokens
+        if len(first) > limit:
+            self.fault = f"its first messages are {len(first)} tokens, more than {key}={limit}"
+            raise CallRefused(f"maximum context length: {self.fault}")
+        if room <= 0:
+            self.out_of_room = True
+            raise CallRefused(f"maximum context length: no room is left after {len(prompt_ids)} tokens")
+        return room
+
+
+def _is_answer(message: Message, call: ModelCall) -> bool:
+    """Whether a client sends back what it heard. Some trim the text, and some write None for none."""
+    if message["role"] != "assistant":
+        return False
+    sent = [_name_and_arguments(one["function"]) for one in message.get("tool_calls") or ()]
+    made = [(one.name, dict(one.arguments or {})) for one in call.calls]
+    return (message.get("content") or "").strip() == (call.text or "").strip() and sent == made
+
+
+def _name_and_arguments(function: Mapping[str, Any]) -> tuple[Any, Any]:
+    return function["name"], function["arguments"]
