@@ -6,7 +6,6 @@ from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import pytest
-from drzero.labs.agents.contract import RewardRule
 from stage_run import RUN_LIMIT_S
 
 from drzero.cli import main
@@ -16,6 +15,7 @@ from drzero.labs.agents.report import by_cause, failed_share, print_runs
 from drzero.ops.errors import RunFailed
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.metrics import read_metrics
+from environments.agent.contract import RewardRule
 from verl_ext.telemetry import Progress
 
 ONE_TURN = {"turns": [{"text": "<answer>Vell</answer>", "truncated": False, "calls": []}]}

@@ -22,8 +22,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import unused_port
-from drzero.labs.agents.contract import RewardRule
-from drzero.labs.agents.load import load_agent, load_items
 from scripted_endpoint import scripted_endpoint
 from served_model import served_model
 
@@ -40,6 +38,9 @@ from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.stages.services import solver_spec
+from environments.agent.contract import RewardRule
+from environments.agent.load import load_agent, load_items
+from environments.fault import EnvironmentUnusable
 
 KEY = "planted-openai-c840"
 NUMBERED = [{"number": number} for number in range(50)]
@@ -277,12 +278,12 @@ def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("bench_agents:MyAgnt", "no class 'MyAgnt'; it has Asks, Blocks, Forgets, FromEnvironment"),
+        ("bench_agents:MyAgnt", "no function or class 'MyAgnt'; it has ask, Asks, Blocks, Forgets"),
         ("no_such_module:MyAgent", "there is no module 'no_such_module'"),
         ("no/such/file.py:MyAgent", "there is no file no/such/file.py"),
         ("bench_agents:NoAgent", "has no method run: an agent has `async def run(self, data"),
         ("bench_agents:NotAsync", "bench_agents:NotAsync.run is not async"),
-        ("bench_agents:TakesNoAddress", "does not take data, base_url and api_key"),
+        ("bench_agents:TakesNoAddress", "does not fit (got an unexpected keyword argument 'base_url')"),
     ],
 )
 def test_an_agent_that_cannot_be_run_is_refused_with_what_is_there(url, tmp_path, name, said, capsys):
@@ -298,7 +299,7 @@ def test_items_are_json_lines_or_parquet_and_a_broken_line_is_named(tmp_path):
     assert load_items(tmp_path / "a.jsonl") == load_items(tmp_path / "a.parquet")
     for text, said in (("{", "line 1: not JSON"), ("[1]", "line 1: list, not"), ("", "no items")):
         (tmp_path / "b.jsonl").write_text(text)
-        with pytest.raises(CheckError, match=said):
+        with pytest.raises(EnvironmentUnusable, match=said):
             load_items(tmp_path / "b.jsonl")
 
 

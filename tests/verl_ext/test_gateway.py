@@ -19,6 +19,7 @@ LIMITS = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=1
 CALL = '<tool_call>\n{"name": "search", "arguments": {"q": "town"}}\n</tool_call>'
 PARAMETERS = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
 TOOL = {"type": "function", "function": {"name": "search", "description": "Find.", "parameters": PARAMETERS}}
+PARSED = {"parsed": True, "tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}  # by openai's helper
 FOUND = "[1] Vell: a town."
 
 
@@ -69,14 +70,14 @@ async def chat(task, endpoint, stream=False, **more):
     while True:
         asked = {"model": endpoint.model, "messages": messages, "tools": [TOOL], **more}
         if stream:
-            async with client.chat.completions.stream(**asked) as events:
-                async for _ in events:
-                    pass
+            # openai's helper adds the pieces up, and wants strict tools.
+            strict = [{"type": "function", "function": TOOL["function"] | {"strict": True}}]
+            async with client.chat.completions.stream(**asked | {"tools": strict}) as events:
                 answer = await events.get_final_completion()
         else:
             answer = await client.chat.completions.create(**asked)
         said = answer.choices[0].message
-        messages.append(said.model_dump(exclude_none=True, exclude={"parsed"}))
+        messages.append(said.model_dump(exclude_none=True, exclude=PARSED))
         if not said.tool_calls:
             return float("Vell" in said.content)
         for call in said.tool_calls:
@@ -160,8 +161,8 @@ CLIENTS += [messages, messages_streamed_by_a_blocking_client]
 @pytest.mark.parametrize("first", [CALL, f"<think>Hm.</think>\n{CALL}"], ids=["call", "thinking"])
 def test_every_client_gives_one_row_of_the_ids_that_were_sampled(agent, first, played):
     (row,), model = played(agent, first, "It is <answer>Vell</answer>.")
+    assert row.fault is None and row.score.reward == 1.0 and row.token_drift == 0
     (first_in, first_out), (second_in, second_out) = model.log
-    assert row.score.reward == 1.0 and row.fault is None and row.token_drift == 0
     assert second_in[: len(first_in + first_out)] == first_in + first_out
     assert row.prompt_ids == first_in and row.prompt_ids + row.response_ids == second_in + second_out
     trained = [token for token, kept in zip(row.response_ids, row.response_mask, strict=True) if kept]
@@ -221,7 +222,7 @@ def test_a_conversation_that_does_not_go_on_begins_a_row_and_no_token_is_trained
     assert len(model.log) == calls and [len(row.extra["agent"]["places"]) for row in found] == rows
     trained = sum(sum(row.response_mask) for row in found)
     assert trained == sum(len(ids) for _, ids in model.log)
-    assert {row.score for row in found} == {found[0].score} and not any(row.token_drift for row in found)
+    assert all(row.score == found[0].score for row in found) and not any(row.token_drift for row in found)
 
 
 async def raises(task, endpoint):

@@ -88,7 +88,7 @@ class _Function(_Fields):
     name: str = Field(min_length=1)
     description: str | None = None
     parameters: dict[str, Any] = {"type": "object", "properties": {}}
-    strict: Annotated[Any, only(False)] = False
+    strict: bool = False  # clients set it unasked. Calls are parsed, and nothing constrains them
 
 
 class _Tool(_Fields):

@@ -7,6 +7,7 @@ An agent that raises, hangs, asks nothing, or gives no reward leaves no score. I
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from environments.agent.contract import Agent, Endpoint
@@ -118,7 +119,8 @@ class _Thread:
         except BaseException as raised:
             plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             error = raised if plain else RuntimeError(f"{type(raised).__name__}: {raised}")
-        self._here.call_soon_threadsafe(self._settle, result, error)
+        with suppress(RuntimeError):  # it was left behind, and the loop that waited for it has ended
+            self._here.call_soon_threadsafe(self._settle, result, error)
 
     async def _main(self) -> Any:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
