@@ -9,6 +9,7 @@ Each is a module with a function `load(**options)` that returns a `Taskset`.
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -205,4 +206,9 @@ def _package(entry: EntryPoint) -> str:
 
 def _of_family(family: str, inner: str) -> Found:
     module = FAMILIES[family]
-    return Found(f"{family}:{inner}", module, _importing(module), inner=inner)
+    return Found(shown(f"{family}:{inner}"), module, _importing(module), inner=inner)
+
+
+def shown(name: str) -> str:
+    """A name as in reports and run names: an agent's file without its folders."""
+    return re.sub(r"/\S*/", "", name)

@@ -28,7 +28,7 @@ from drzero.recipe.gpu_split import SERVE_GPUS, VISIBLE, count, fault, training_
 from drzero.recipe.overrides import OverrideError, assigned, check_overrides, for_stage, key_of, leaf_values
 from drzero.recipe.settings.retrieval import SHARED
 from drzero.recipe.settings.schema import schema_of
-from environments.registry import canonical
+from environments.registry import canonical, shown
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 WITH_ENVIRONMENT = ("train", "evaluate", "agent_bench")
@@ -65,7 +65,7 @@ def run_name(stage: str, environment: str | None, iteration: int | None = None) 
     """A run's name, by environment (`verifiers:gsm8k` becomes `verifiers-gsm8k`) or else by iteration."""
     if environment is None and iteration is not None:
         return f"{stage}_iter{iteration}"
-    return f"{stage}_{re.sub(r'[^A-Za-z0-9_.-]', '-', environment or 'nothing')}"
+    return f"{stage}_{re.sub(r'[^A-Za-z0-9_.-]', '-', shown(environment or 'nothing'))}"
 
 
 def verl_config() -> str:
@@ -219,11 +219,15 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         key, _, value = override.partition("=")
         value = value.strip("'\"")
-        if key == "tasks":
+        if key == "tasks" and stage != "agent_bench":
             written.append(assigned("environment.options.data", os.path.abspath(value)))
             continue
         if key == "agent" and stage != "agent_bench":
-            key, value = "env", f"agent:{value}"
+            file, colon, function = value.partition(".py:")
+            # The trainer may run in another folder.
+            place = f"{os.path.abspath(file)}.py:{function}" if colon else value
+            written += ["environment=agent", assigned("environment.name", f"agent:{place}")]
+            continue
         name = canonical(value)
         is_corpus = stage == "evaluate" and (CONFIG_DIR / "env" / f"{name}.yaml").is_file()
         if key != "env" or is_corpus:

@@ -5,8 +5,9 @@
         …
         return 1.0                                        # or rewards by name, or one for each model call
 
-The same as a class is `async def run(self, data, **extra_kwargs)`, with base_url, api_key and model. As a
-command it reads the task as JSON from its standard input and prints the reward as its last line.
+The same as a class is `async def run(self, data, **extra_kwargs)`, with the endpoint's fields by name. As a
+command it finds them in its environment (`Endpoint.environ`), reads the task as JSON from its standard input,
+and prints the reward as its last line.
 """
 
 import math
@@ -24,6 +25,7 @@ class Endpoint:
     base_url: str  # ends in /v1
     api_key: str
     model: str = "policy"
+    search_url: str | None = None  # the run's search service, for an agent with `search: true`
 
     @property
     def environ(self) -> dict[str, str]:
@@ -35,7 +37,7 @@ class Endpoint:
             "ANTHROPIC_BASE_URL": anthropic,
             "ANTHROPIC_API_KEY": self.api_key,
             "MODEL": self.model,
-        }
+        } | ({"SEARCH_URL": self.search_url} if self.search_url else {})
 
 
 @dataclass(frozen=True)

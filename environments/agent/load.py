@@ -72,7 +72,7 @@ def _of_class(name: str, cls: type, options: Mapping[str, Any]) -> _Play:
     wanted = "async def run(self, data, **extra_kwargs)"
     if not callable(run):
         raise EnvironmentUnusable(f"{name} has no method run: an agent has `{wanted}`")
-    _check(f"{name}.run", run, wanted, None, {}, base_url="", api_key="", model="")
+    _check(f"{name}.run", run, wanted, None, {}, **vars(Endpoint("", "")))
 
     async def play(task: Any, endpoint: Endpoint) -> Any:
         return await cls(**options).run(task, **vars(endpoint))

@@ -30,15 +30,21 @@ class AgentTaskset(Taskset):
         eval_data: str | None = None,
         arguments: Mapping[str, Any] | None = None,
         weights: Mapping[str, float] | None = None,
+        search: bool = False,
+        search_url: str | None = None,
         solved_at: float = 1.0,
         max_calls: int = 50,
         timeout_s: float = 300.0,
         tries: int = 2,
     ) -> None:
-        """`weights` are of a dict's rewards. A failed episode begins again until it had `tries`."""
+        """`weights` are of a dict's rewards. A failed episode begins again until it had `tries`.
+
+        With `search`, the run's search service is started, and its address is `Endpoint.search_url`.
+        """
         self.name, self.max_turns, self.timeout_s = f"agent:{name}", max_calls, float(timeout_s)
         self.agent = load_agent(name, dict(arguments or {}))
         self.weights, self._solved_at, self.tries = dict(weights or {}), solved_at, tries
+        self.needs_retrieval, self.search_url = search, search_url if search else None
         if data is None:
             raise EnvironmentUnusable(f"{self.name}: name its tasks, data=FILE (.jsonl or .parquet)")
         self._files: dict[Split, str | None] = {"train": data, "eval": eval_data}

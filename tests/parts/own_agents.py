@@ -1,26 +1,29 @@
-"""The demo's search agent written with clients of other projects, as a user would bring it.
+"""The demo's search agent as a user would bring it: plain OpenAI, LangGraph, and Anthropic's messages.
 
-SEARCH_URL names the retrieval service, as these agents have no part in the run's own search.
+Each plays a task {"messages", "answer"} with the run's search service, and returns the same rewards.
 """
 
-import os
+import json
 from typing import Any
 
 from environments.agent.contract import Endpoint
 from search.client import SearchClient
 from verl_ext.method.passages import format_passages
-from verl_ext.method.prompts import solver_messages
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.method.trajectory import Trajectory, Turn
 
 TURNS, TOPK, CHARACTERS = 4, 2, 1024  # as config/model/demo-policy.yaml
+_FUNCTION = SEARCH_TOOL_SCHEMA["function"]
 
 
-async def search(query_list: list[str]) -> str:
+async def search(endpoint: Endpoint, query_list: list[str]) -> str:
     """The passages that fit each query best."""
-    client = SearchClient(os.environ["SEARCH_URL"], topk=TOPK)
-    return format_passages(query_list, await client.retrieve(query_list), CHARACTERS)
+    client = SearchClient(str(endpoint.search_url), topk=TOPK)
+    try:
+        return format_passages(query_list, await client.retrieve(query_list), CHARACTERS)
+    finally:
+        await client.aclose()
 
 
 def reward(text: str, task: dict[str, Any]) -> dict[str, float]:
@@ -31,21 +34,89 @@ def reward(text: str, task: dict[str, Any]) -> dict[str, float]:
 
 async def plain_openai(task: dict[str, Any], endpoint: Endpoint) -> dict[str, float]:
     """OpenAI's chat completions."""
-    import json
-
     from openai import AsyncOpenAI
 
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    messages: list[Any] = [*solver_messages(task["question"], "short")]
-    for turn in range(1, TURNS + 1):
-        answer = await client.chat.completions.create(
-            model=endpoint.model, messages=messages, tools=[SEARCH_TOOL_SCHEMA]
-        )
-        said = answer.choices[0].message
-        messages.append(said.model_dump(exclude_none=True))
-        if not said.tool_calls or turn == TURNS:
-            break
-        for call in said.tool_calls:
-            found = await search(**json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+    messages: list[Any] = list(task["messages"])
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        for turn in range(1, TURNS + 1):
+            answer = await client.chat.completions.create(
+                model=endpoint.model, messages=messages, tools=[SEARCH_TOOL_SCHEMA]
+            )
+            said = answer.choices[0].message
+            messages.append(said.model_dump(exclude_none=True))
+            if not said.tool_calls or turn == TURNS:
+                break
+            for call in said.tool_calls:
+                found = await search(endpoint, **json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
     return reward(said.content or "", task)
+
+
+async def langgraph(task: dict[str, Any], endpoint: Endpoint) -> dict[str, float]:
+    """LangGraph's own graph of a model and its tools."""
+    from langchain_core.tools import StructuredTool
+    from langchain_openai import ChatOpenAI
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode, tools_condition
+
+    async def found(query_list: list[str]) -> str:
+        return await search(endpoint, query_list)
+
+    tool = StructuredTool.from_function(
+        coroutine=found,
+        name=_FUNCTION["name"],
+        description=_FUNCTION["description"],
+        args_schema=_FUNCTION["parameters"],
+    )
+    model = ChatOpenAI(model=endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key)  # type: ignore[arg-type]
+    shown = model.bind_tools([SEARCH_TOOL_SCHEMA])
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [await shown.ainvoke(state["messages"])]}
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("ask", ask)
+    graph.add_node("tools", ToolNode([tool]))
+    graph.add_edge(START, "ask")
+    graph.add_conditional_edges("ask", tools_condition)
+    graph.add_edge("tools", "ask")
+    steps = graph.compile().astream(
+        {"messages": task["messages"]}, {"recursion_limit": 2 * TURNS + 1}, stream_mode="values"
+    )
+    asked = 0
+    async for state in steps:
+        last = state["messages"][-1]
+        asked += last.type == "ai"
+        if asked == TURNS:
+            break
+    return reward(str(last.content), task)
+
+
+async def anthropic(task: dict[str, Any], endpoint: Endpoint) -> dict[str, float]:
+    """Anthropic's messages, streamed."""
+    from anthropic import AsyncAnthropic
+
+    tool = {**_FUNCTION, "input_schema": _FUNCTION["parameters"]}
+    del tool["parameters"]
+    messages: list[Any] = list(task["messages"])
+    url = endpoint.base_url.removesuffix("/v1")
+    async with AsyncAnthropic(base_url=url, api_key=endpoint.api_key) as client:
+        for turn in range(1, TURNS + 1):
+            async with client.messages.stream(
+                model=endpoint.model, max_tokens=96, messages=messages, tools=[tool]
+            ) as stream:
+                said = await stream.get_final_message()
+            messages.append({"role": "assistant", "content": [block.model_dump() for block in said.content]})
+            used = [block for block in said.content if block.type == "tool_use"]
+            if not used or turn == TURNS:
+                break
+            found = [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": one.id,
+                    "content": await search(endpoint, **dict(one.input)),  # type: ignore[call-overload]
+                }
+                for one in used
+            ]
+            messages.append({"role": "user", "content": found})
+    return reward("".join(block.text for block in said.content if block.type == "text"), task)

@@ -8,6 +8,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from environments.agent.contract import Agent, Endpoint
@@ -48,7 +49,7 @@ async def _episode(
     most = min(taskset.max_turns, limits.max_turns or taskset.max_turns)
     session = AgentSession(model, limits, most)
     server = await gateway()
-    endpoint = server.open(session)
+    endpoint = replace(server.open(session), search_url=taskset.search_url)
     try:
         with waiting("environment", taskset.timeout_s):
             returned, fault = await _returned(taskset.agent, row.data["task"], endpoint, taskset.timeout_s)

@@ -66,7 +66,8 @@ def episode_conditions(config: DictConfig, model: str) -> dict[str, Any]:
     environment = OmegaConf.to_container(config.environment, resolve=True)
     assert isinstance(environment, dict)
     # A service may listen elsewhere at each start.
-    environment["options"] = {name: value for name, value in environment["options"].items() if name != "url"}
+    options = environment["options"].items()
+    environment["options"] = {name: value for name, value in options if name not in ("url", "search_url")}
     chosen = {key: OmegaConf.select(config, key) for key in keys}
     return {"model": model, "environment": environment, **chosen}
 
