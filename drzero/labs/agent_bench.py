@@ -182,7 +182,7 @@ def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[Agent, li
         items = load_items(Path(config.data_file)) if config.data_file else [EXAMPLE]
     else:
         taskset = load_taskset(config)
-        tokenizer = load_chat_tokenizer(config.base_model, "base_model")
+        tokenizer = load_chat_tokenizer(config.base_model, "base_model", searches=taskset.needs_retrieval)
         agent = environment_agent(config, taskset, tokenizer, model)
         rows = rows_of(taskset, "eval", _size(config), config.data.seed)
         items = [{"id": row.id, "data": dict(row.data)} for row in rows]

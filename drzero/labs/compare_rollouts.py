@@ -48,7 +48,7 @@ from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
 from drzero.stages.models import base_of, served_name
 from drzero.stages.services import check_and_resolve, solver_spec
-from verl_ext.method.chat import turn_end_id
+from verl_ext.method.chat import turn_ends
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 
 WORST = "worst.jsonl"
@@ -122,16 +122,11 @@ def _answers(config: DictConfig, prompts: Sequence[Prompt], tokenizer: Any) -> A
     found = list[Answers]()
 
     async def work() -> None:
-        found.append(await ask(config, prompts, base.removesuffix("/v1"), name, stop_ids(tokenizer)))
+        found.append(await ask(config, prompts, base.removesuffix("/v1"), name, sorted(turn_ends(tokenizer))))
 
     with ServiceGroup(specs) as services:
         asyncio.run(watched(work(), services))
     return found[0]
-
-
-def stop_ids(tokenizer: Any) -> list[int]:
-    """The ids that end a turn on both sides: the tokenizer's ends of a turn and of a text."""
-    return [*dict.fromkeys(token for token in (turn_end_id(tokenizer), tokenizer.eos_token_id) if token)]
 
 
 async def ask(
@@ -186,7 +181,7 @@ def judge(
     )
     from verl_ext.engine.loading import ModelLoadError, load_model
 
-    compare, limits, ends = config.compare, limits_of(config), stop_ids(tokenizer)
+    compare, limits, ends = config.compare, limits_of(config), sorted(turn_ends(tokenizer))
     try:
         model, _ = load_model(config.base_model, dtype=compare.dtype, device=config.machine.device)
     except ModelLoadError as error:

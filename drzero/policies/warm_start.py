@@ -26,7 +26,7 @@ from data.demo_world import generate_world
 from drzero.policies.demonstrations import Demonstration, make_demonstrations, world_retriever
 from drzero.stages.demo_models import load_base_model, load_base_tokenizer
 from environments.conversation import Message
-from verl_ext.method.chat import next_turn_ids, render_prompt_ids
+from verl_ext.method.chat import next_turn_ids, render_prompt_ids, turn_end_id
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 
 WORLD_SEEDS = range(17, 25)
@@ -56,7 +56,7 @@ def encode(
     for index in range(first, len(messages)):
         message = messages[index]
         if message["role"] == "assistant":
-            new = [*tokenizer.encode(message["content"], add_special_tokens=False), tokenizer.eos_token_id]
+            new = [*tokenizer.encode(message["content"], add_special_tokens=False), turn_end_id(tokenizer)]
             assistant_ids = new
         else:
             new = next_turn_ids(tokenizer, assistant_ids, [message])

@@ -120,7 +120,8 @@ class CheckContext:
         known = self.readings.tokenizers
         if model not in known:
             try:
-                known[model] = load_chat_tokenizer(model, key)
+                searches = self.searches or not (self.plays or self.stage == "serve_model")
+                known[model] = load_chat_tokenizer(model, key, searches=searches)
             except PreflightFailed as failed:
                 known[model] = failed
         if isinstance(known[model], PreflightFailed):

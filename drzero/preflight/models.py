@@ -35,7 +35,7 @@ from search.sources.corpus import Reading
 from search.sources.document import CorpusError
 from search.sources.hub import is_data_set
 from verl_ext.checkpoints import saved_step
-from verl_ext.method.chat import TURN_END, opened_thinking, render_prompt_ids
+from verl_ext.method.chat import opened_thinking, render_prompt_ids
 
 # SGLang and Transformers take the first of these that is there.
 _FORMATS = ("model.safetensors", "pytorch_model.bin")
@@ -173,14 +173,6 @@ def _gigabytes(ctx: CheckContext, model: str) -> float:
 
 def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
     tokenizer = ctx.load_tokenizer(model, key)
-    if ctx.trains and tokenizer.eos_token != TURN_END:
-        yield warning(
-            key,
-            f"the model at {model} writes {TURN_END} at the end of a turn, but its end token is "
-            f"{tokenizer.eos_token!r}: a rollout engine may go on until max_tokens_per_turn",
-            "train the model's instruction-tuned version, or set eos_token in tokenizer_config.json and "
-            "eos_token_id in generation_config.json of a copy",
-        )
     prompt = render_prompt_ids(tokenizer, [{"role": "user", "content": "Who?"}], None)
     if opened := opened_thinking(tokenizer, prompt):
         yield note(key, f"its chat template ends a prompt with {opened!r}: a turn is read as if it began so")

@@ -10,14 +10,25 @@ from jinja2 import TemplateError
 
 from drzero.ops.hub import hub_fault
 from drzero.preflight.finding import refusal
+from drzero.preflight.growth import growth_fault
 from drzero.preflight.model_shape import model_config
-from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
+from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids, turn_end_id
 from verl_ext.method.tool_calls import (
     SEARCH_TOOL_NAME,
     SEARCH_TOOL_SCHEMA,
     parse_tool_calls,
     render_tool_call,
 )
+
+_SAID = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Vell."}]
+_TALK = [*_SAID * 2, _SAID[0]]
+_FUNCTION = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": ["town"]}}
+_CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "000000000", "type": "function", "function": _FUNCTION}],
+}
+_RESULT = {"role": "tool", "content": "text"}
 
 
 def load_tokenizer(path: str, key: str) -> Any:
@@ -55,45 +66,50 @@ def _tokenizer_class(path: str) -> Any:
     return AutoTokenizer
 
 
-def load_chat_tokenizer(path: str, key: str) -> Any:
-    """Raises PreflightFailed about `key` unless it keeps ChatML, tools, Hermes calls and earlier turns."""
+def load_chat_tokenizer(path: str, key: str, *, searches: bool = True) -> Any:
+    """Raises PreflightFailed about `key` unless the model can hold conversations, with or without tools."""
     tokenizer = load_tokenizer(path, key)
-    messages = [{"role": role, "content": "text"} for role in ("system", "user")]
-    flaw = None
     try:
-        turn_end_id(tokenizer)
-        with_tools = render_prompt_ids(tokenizer, messages, [SEARCH_TOOL_SCHEMA])
-        if with_tools == render_prompt_ids(tokenizer, messages, None):
-            flaw = "its chat template does not render tools"
-        elif tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
-            flaw = "its chat template does not render tool responses"
-        elif not _writes_our_calls(tokenizer):
-            expected = " ".join(render_tool_call(["..."]).split())
-            flaw = f"its chat template writes calls in another form than {expected}"
+        flaw = _search_flaw(tokenizer) if searches else growth_fault(tokenizer, _TALK)
     except (ValueError, TypeError, TemplateError) as reason:  # of templates: raise_exception, None + text
         flaw = str(reason)
     if flaw:
-        fix = "choose a ChatML model whose chat template renders tools, such as Qwen2.5-Instruct"
-        raise refusal(key, f"the model at {path} cannot hold a conversation with searches: {flaw}", fix)
+        held = "a conversation with searches" if searches else "a conversation"
+        raise refusal(
+            key,
+            f"the model at {path} cannot hold {held}: {flaw}",
+            "choose an instruction-tuned model of another family, such as Qwen2.5-Instruct, or correct "
+            "chat_template.jinja in a copy of the model's folder",
+        )
     return tokenizer
+
+
+def _search_flaw(tokenizer: Any) -> str | None:
+    opening = [{"role": "system", "content": "text"}, _TALK[0]]
+    with_tools = render_prompt_ids(tokenizer, opening, [SEARCH_TOOL_SCHEMA])
+    if with_tools == render_prompt_ids(tokenizer, opening, None):
+        return "its chat template does not render tools"
+    if tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
+        return "its chat template does not render tool responses"
+    if not _writes_our_calls(tokenizer):
+        ours = " ".join(render_tool_call(["..."]).split())
+        return f"its chat template writes calls in another form than {ours}"
+    return growth_fault(tokenizer, [*opening, *[_CALL, _RESULT] * 2], [SEARCH_TOOL_SCHEMA])
 
 
 def _writes_our_calls(tokenizer: Any) -> bool:
     """Whether our parser reads the call that the template renders. A template may also render none."""
-    function = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": ["town"]}}
-    calls = [{"id": "0", "type": "function", "function": function}]
-    call = {"role": "assistant", "content": "", "tool_calls": calls}
-    text = tokenizer.apply_chat_template([{"role": "user", "content": "Who?"}, call], tokenize=False)
+    text = tokenizer.apply_chat_template([_TALK[0], _CALL], tokenize=False)
     return "town" not in text or any(parsed.queries == ("town",) for parsed in parse_tool_calls(text))
 
 
 def token_drift(tokenizer: Any) -> int:
-    """How many tokens of a conversation with two searches change when its text is tokenised again."""
-    ids = render_prompt_ids(tokenizer, [{"role": "user", "content": "Who came?"}], [SEARCH_TOOL_SCHEMA])
+    """How many tokens of a conversation with two calls change when its text is tokenised again."""
+    ids = render_prompt_ids(tokenizer, _TALK[:1], None)
     for query in ("town", "river Ø 3"):
-        call = f"<think>So.</think>{render_tool_call([query])}<|im_end|>"
-        turn = tokenizer.encode(call, add_special_tokens=False)
-        ids = [*ids, *turn, *tool_turn_ids(tokenizer, turn, [f"[1] {query}\nText."])]
+        call = f"<think>So.</think>{render_tool_call([query])}"
+        turn = [*tokenizer.encode(call, add_special_tokens=False), turn_end_id(tokenizer)]
+        ids += turn + next_turn_ids(tokenizer, turn, [{"role": "user", "content": f"[1] {query}\nText."}])
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     again = tokenizer.encode(text, add_special_tokens=False)
     return sum(a != b for a, b in zip(ids, again, strict=False)) + abs(len(ids) - len(again))

@@ -11,7 +11,7 @@ from typing import Any
 
 from drzero.ops.console import say, working
 from drzero.ops.files import publish, staging_folder
-from verl_ext.method.chat import TURN_END, demo_chat_template
+from verl_ext.method.chat import demo_chat_template
 
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 ADAPTER = Path(__file__).resolve().parents[1] / "policies" / "demo"
@@ -77,7 +77,7 @@ def load_base_tokenizer() -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(gguf_folder(), gguf_file=GGUF_FILE)
-    tokenizer.eos_token, tokenizer.pad_token = TURN_END, "<|endoftext|>"
+    tokenizer.eos_token, tokenizer.pad_token = "<|im_end|>", "<|endoftext|>"
     tokenizer.chat_template = demo_chat_template()
     return tokenizer
 

@@ -51,7 +51,7 @@ def stage_model(config: DictConfig, name: str) -> StageModel:
 
 
 def own_model(config: DictConfig, name: str, key: str = "solver.model_path") -> StageModel:
-    """The model the stage serves. Raises PreflightFailed about `key` unless it speaks ChatML with tools."""
+    """The model the stage serves. Raises PreflightFailed about `key` unless it can search."""
     path = str(config.solver.model_path)
     tokenizer = load_chat_tokenizer(path, key)
     return StageModel(name, fingerprint_model(path), path, completions_url(config), tokenizer)

@@ -95,11 +95,6 @@ def write_calls_as_xml(model: Path) -> None:
     (model / "chat_template.jinja").write_text(template.replace(ours, "<function=' ~ function.name ~ '>'"))
 
 
-def end_otherwise(model: Path) -> None:
-    config = json.loads((model / "tokenizer_config.json").read_text())
-    (model / "tokenizer_config.json").write_text(json.dumps(config | {"eos_token": "<|endoftext|>"}))
-
-
 def lose_shard(model: Path) -> None:
     weight_map = {"a": "model.safetensors", "b": "model-00002.safetensors"}
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -150,7 +145,6 @@ DAMAGE: dict[str, Callable[[World, Path], Any]] = {
         world, folder, lambda model: (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     ),
     "template of another call format": lambda world, folder: damage_model(world, folder, write_calls_as_xml),
-    "another end token": lambda world, folder: damage_model(world, folder, end_otherwise),
     "missing shard": lambda world, folder: damage_model(world, folder, lose_shard),
     "cut-off weights": lambda world, folder: damage_model(
         world, folder, lambda model: (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")

@@ -129,15 +129,24 @@ def test_a_run_folder_that_cannot_be_written_is_refused_before_anything_starts(
     assert files_below(tmp_path) == ["a file"]
 
 
+SAID = "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
+EACH = "{% for message in messages %}"
+BUT_TOOLS = EACH + "{% if message.role != 'tool' %}"
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
         ("{{ messages[0].content }}", "does not render tools"),
         ("{{ tools }}{{ raise_exception('no system role') }}", "no system role"),
-        ("{{ tools }}{{ messages[0].content }}", "does not render tool responses"),
-        ("{{ tools }}{{ messages | length }}", "rewrites earlier turns"),
+        ("{{ tools }}{{ messages[0].content }}", "leaves out what an assistant says"),
+        (f"{{{{ tools }}}}{BUT_TOOLS}{SAID}{{% endif %}}{{% endfor %}}", "does not render tool responses"),
+        (
+            f"{{{{ tools }}}}{{{{ messages | length }}}}{EACH}{SAID}{{% endfor %}}",
+            "]4<|im_start|>system\\ntext<|im_end|>\\n<|im_start|>user\\nWho?' in place of '}}}]2<|im_start|>",
+        ),
         (None, "chat_template is not set"),
-        ("another family's", "has no <|im_end|>"),
+        ("another family's", "writes '<|im_end|>\\n' after an assistant's text, which is no special token"),
     ],
 )
 def test_a_model_that_cannot_hold_our_conversations_is_refused(tmp_path, tiny_model, template, expected):

@@ -1,11 +1,10 @@
 """Token ids of conversations, against veRL's own builder and the whole conversation rendered at once."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 
-from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_end_id
+from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids, turn_end_id
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, render_tool_call
 
@@ -71,16 +70,19 @@ def test_the_first_prompt_is_verls(any_tokenizer, verl_builder, form, tools):
     assert render_prompt_ids(any_tokenizer, messages, tools) == expected
 
 
+@pytest.mark.parametrize("role", ["tool", "user"])
 @pytest.mark.parametrize("responses", [["one"], ["one", "two\nlines"], [""], ["x <think> é </tool_call>"]])
 @pytest.mark.parametrize("ending", ["<|im_end|>", "<|im_end|>\n", "", " cut o"])
-def test_a_tool_turn_adds_verls_ids(any_tokenizer, verl_builder, responses, ending):
+def test_what_follows_a_turn_has_verls_ids(any_tokenizer, verl_builder, role, responses, ending):
     messages = solver_messages("Who?", "short")
     assistant_ids = encode(any_tokenizer, CALL_TEXT + ending)
     so_far = render_prompt_ids(any_tokenizer, messages, TOOLS) + assistant_ids
     previous = [*messages, {"role": "assistant", "content": CALL_TEXT}]
-    updated = [*previous, *({"role": "tool", "content": response} for response in responses)]
-    merged = verl_builder.merge_context_tokens(previous, updated, so_far, tools=TOOLS)
-    assert so_far + tool_turn_ids(any_tokenizer, assistant_ids, responses) == merged.token_ids
+    new = [{"role": role, "content": response} for response in responses]
+    merged = verl_builder.merge_context_tokens(previous, [*previous, *new], so_far, tools=TOOLS)
+    assert so_far + next_turn_ids(any_tokenizer, assistant_ids, new) == merged.token_ids
+    if role == "tool":
+        assert tool_turn_ids(any_tokenizer, assistant_ids, responses) == merged.token_ids[len(so_far) :]
 
 
 def test_turns_add_up_to_the_ids_of_the_whole_conversation(tokenizer):
@@ -119,7 +121,15 @@ def test_the_turn_end_is_one_token(tokenizer):
     assert encode(tokenizer, "<|im_end|>") == [turn_end_id(tokenizer)]
 
 
-def test_a_tokenizer_without_chatml_is_refused_by_name():
-    other = SimpleNamespace(name_or_path="other", unk_token_id=0, convert_tokens_to_ids=lambda token: 0)
-    with pytest.raises(ValueError, match=r"'other' has no <\|im_end\|>"):
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ messages[-1].content }}.", "writes '.' after an assistant's text, which is no special token"),
+        ("{{ messages[0].content }}", "leaves out what an assistant says"),
+    ],
+)
+def test_a_template_whose_turns_have_no_end_is_refused(tokenizer, template, said):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = template
+    with pytest.raises(ValueError, match=said):
         turn_end_id(other)

@@ -20,7 +20,7 @@ from tenacity import (
 from drzero.ops.bearer import bearer_headers, bearer_of, without_token
 from drzero.ops.errors import UserError
 from drzero.ops.text import encodable
-from verl_ext.method.chat import turn_end_id
+from verl_ext.method.chat import turn_end_id, turn_ends
 from verl_ext.telemetry import waiting
 
 
@@ -135,7 +135,7 @@ class ServedModel:
     def __post_init__(self) -> None:
         self._answered = False
         # An agent that uses a chat endpoint has no tokenizer.
-        self._turn_end_id = None if self.tokenizer is None else turn_end_id(self.tokenizer)
+        self._ends = frozenset[int]() if self.tokenizer is None else turn_ends(self.tokenizer)
         self._slots = asyncio.Semaphore(self.concurrency)
         # A proxy set for the internet must not receive calls to our own services.
         self._http = http_client(self.concurrency, self.key_variable, trust_env=False)
@@ -154,7 +154,7 @@ class ServedModel:
             "top_p": self.top_p,
             # Off, or SGLang and vLLM would use the value in the model's generation config.
             "top_k": -1,
-            "stop_token_ids": [self._turn_end_id],
+            "stop_token_ids": sorted(self._ends),
             "return_token_ids": True,
             "skip_special_tokens": False,
             "no_stop_trim": True,
@@ -194,6 +194,6 @@ class ServedModel:
         self._answered = True
         if ids is None:  # a server that returns only text and may have trimmed the end token
             ids = list(self.tokenizer.encode(text, add_special_tokens=False))
-            if finish_reason == "stop" and self._turn_end_id is not None and ids[-1:] != [self._turn_end_id]:
-                ids.append(self._turn_end_id)
+            if finish_reason == "stop" and self._ends.isdisjoint(ids[-1:]):
+                ids.append(turn_end_id(self.tokenizer))
         return Completion(ids, finish_reason == "length")

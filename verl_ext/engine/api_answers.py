@@ -19,7 +19,7 @@ from drzero.ops.openai_http import RequestRefused, sse
 from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
 from verl_ext.engine.engine import EngineFailure, Generation, ReferenceEngine
-from verl_ext.method.chat import opened_thinking, plain_message, render_prompt_ids, turn_end_id
+from verl_ext.method.chat import opened_thinking, plain_message, render_prompt_ids, turn_ends
 
 _OWN_OPTIONS = {"conversation", "tools", "chat_template", "tokenize", "return_dict", "add_generation_prompt"}
 """Options of `apply_chat_template` that only the server sets."""
@@ -258,8 +258,8 @@ def chat_job(
     tools = request.shown_tools
     prompt = _chat_prompt(tokenizer, request, tools)
     limit = next((n for n in (request.max_completion_tokens, request.max_tokens) if n is not None), None)
-    with suppress(ValueError):  # without ChatML, a model's own ids end its turns
-        ends = (*request.stop_token_ids, turn_end_id(tokenizer))
+    with suppress(ValueError, TemplateError):  # without such a token, a model's own ids end its turns
+        ends = (*request.stop_token_ids, *turn_ends(tokenizer))
         request = request.model_copy(update={"stop_token_ids": ends})
     limit = engine.max_seq_len if limit is None else limit
     return Job(engine, tokenizer, request, model, prompt, limit, form, tools)

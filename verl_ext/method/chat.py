@@ -1,31 +1,28 @@
-"""Conversations as token ids that only grow (token in, token out), for any ChatML model.
+"""Conversations as token ids that only grow (token in, token out), by the model's own chat template.
 
-Sampled ids are never tokenized again: other ids with the same text would be trained on.
+Sampled ids are never tokenized again: other ids with the same text would be trained on. What follows a turn
+is cut out of a rendering of a stand-in before the same messages. So a turn keeps what a template would leave
+out of it later, such as its thinking.
 """
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
+from itertools import takewhile
 from typing import Any
 
-TURN_END = "<|im_end|>"
 _OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
 _OPENED_IDS = 32  # of a prompt's end, enough for these tags where a character is a token
+_AWAITS_TOOL = "<|eom_id|>"  # Llama 3 may end a turn with it that waits for a tool
+_CALL_ID = re.compile("[A-Za-z0-9]{9}")
 
-# Any conversation that a template accepts can precede the tool turn, because its ids are cut off.
-_STAND_IN: list[Mapping[str, Any]] = [
-    {"role": "system", "content": "s"},
-    {"role": "user", "content": "u"},
-    {
-        "role": "assistant",
-        "content": "",
-        # Qwen3's template adds an empty think block to the last turn unless it has reasoning.
-        "reasoning_content": "r",
-        "tool_calls": [{"id": "0", "type": "function", "function": {"name": "search", "arguments": {}}}],
-    },
-]
+# Stand-ins. With reasoning, because Qwen 3's template gives a last turn without any an empty think block.
+_USER = {"role": "user", "content": "Who?"}
+_SAID = {"role": "assistant", "content": "Vell.", "reasoning_content": "r"}
+_CALL = {"id": "000000000", "type": "function", "function": {"name": "search", "arguments": {}}}
 
 
 def demo_chat_template() -> str:
@@ -44,36 +41,36 @@ def render_prompt_ids(
 
 
 def tool_turn_ids(tokenizer: Any, assistant_ids: Sequence[int], responses: Sequence[str]) -> list[int]:
-    """The ids of the tool responses and the generation prompt. After `<|im_end|>` a newline comes first.
-
-    Raises ValueError for a tokenizer without `<|im_end|>`, or a template that changes earlier turns.
-    """
-    tool_messages = [{"role": "tool", "content": response} for response in responses]
-    before = _render(tokenizer, _STAND_IN)
-    after = _render(tokenizer, [*_STAND_IN, *tool_messages], add_generation_prompt=True)
-    if after[: len(before)] != before:
-        raise ValueError(
-            "the chat template rewrites earlier turns when tool responses follow: it cannot be used here"
-        )
-    ended = bool(assistant_ids) and assistant_ids[-1] == turn_end_id(tokenizer)
-    newline = tokenizer.encode("\n", add_special_tokens=False) if ended else []
-    return newline + after[len(before) :]
+    """`next_turn_ids` for the responses of tools."""
+    return next_turn_ids(tokenizer, assistant_ids, [{"role": "tool", "content": said} for said in responses])
 
 
 def next_turn_ids(
     tokenizer: Any, assistant_ids: Sequence[int], messages: Sequence[Mapping[str, Any]]
 ) -> list[int]:
-    """Like `tool_turn_ids`, for messages of any role, whatever a template does to earlier turns."""
+    """The ids of the messages after a sampled turn, and the generation prompt.
+
+    After the turn's end comes what the template writes there, such as ChatML's newline. A turn that was cut
+    off gets neither: nothing is put into the model's mouth. Raises ValueError, or what the template raises.
+    """
     end = turn_end_id(tokenizer)
-    ends_before = _render(tokenizer, _STAND_IN).count(end)
-    after = _render(tokenizer, [*_STAND_IN, *messages], add_generation_prompt=True)
-    place = [index for index, token in enumerate(after) if token == end][ends_before - 1]
-    newline = tokenizer.encode("\n", add_special_tokens=False)
-    following = after[place + 1 :]
-    if following[: len(newline)] != newline:
-        raise ValueError("the chat template writes no newline after a turn: it cannot be used here")
-    ended = bool(assistant_ids) and assistant_ids[-1] == end
-    return following if ended else following[len(newline) :]
+    calls = {"tool_calls": [_CALL]} if messages and messages[0]["role"] == "tool" else {}
+    before = [_USER, {**_SAID, **calls}]
+    alone, after = (
+        _render(tokenizer, before),
+        _render(tokenizer, [*before, *messages], add_generation_prompt=True),
+    )
+    ends = [place for place, token in enumerate(after) if token == end]
+    if not 0 < alone.count(end) <= len(ends):
+        raise ValueError(
+            "the chat template ends a turn in another way once messages follow: it cannot be used here"
+        )
+    following = after[ends[alone.count(end) - 1] + 1 :]
+    if assistant_ids and assistant_ids[-1] == end:
+        return following
+    written = alone[len(alone) - alone[::-1].index(end) :]  # the template may also end a conversation
+    pairs = zip(written, following, strict=False)
+    return following[len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))) :]
 
 
 def opened_thinking(tokenizer: Any, prompt_ids: Sequence[int]) -> str:
@@ -88,13 +85,27 @@ def read_turn(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> 
 
 
 def turn_end_id(tokenizer: Any) -> int:
-    """The id of `<|im_end|>`. Raises ValueError if the tokenizer has none."""
-    token_id = tokenizer.convert_tokens_to_ids(TURN_END)
-    if token_id is None or token_id == tokenizer.unk_token_id:
+    """The id that the chat template writes after an assistant's text.
+
+    Raises ValueError if that is no token of its own, or what the template raises.
+    """
+    text = tokenizer.apply_chat_template([_USER, _SAID], tokenize=False)
+    _, said, after = text.rpartition(_SAID["content"])
+    if not said:
+        raise ValueError("its chat template leaves out what an assistant says")
+    ids = tokenizer.encode(after, add_special_tokens=False)
+    if not ids or ids[0] not in tokenizer.get_added_vocab().values():
         raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no {TURN_END}: only ChatML models are supported"
+            f"its chat template writes {after[:20]!r} after an assistant's text, which is no special token: "
+            "nothing tells where a sampled turn ends"
         )
-    return int(token_id)
+    return int(ids[0])
+
+
+def turn_ends(tokenizer: Any) -> frozenset[int]:
+    """The ids that end a sampled turn: the template's, and those with which the model ends any text."""
+    known = {turn_end_id(tokenizer), tokenizer.eos_token_id, tokenizer.get_added_vocab().get(_AWAITS_TOOL)}
+    return frozenset(token_id for token_id in known if token_id is not None)
 
 
 def plain_message(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,5 +129,21 @@ def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-    ids = tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False, **options)
+    shown = [_with_call_ids(message) for message in messages]
+    ids = tokenizer.apply_chat_template(shown, tokenize=True, return_dict=False, **options)
     return [int(token) for token in ids]
+
+
+def _with_call_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Mistral's templates write the ids of calls, and take only those of nine letters or digits."""
+    if calls := message.get("tool_calls"):
+        return {**message, "tool_calls": [{**call, "id": _call_id(call.get("id"))} for call in calls]}
+    if message["role"] == "tool":
+        return {**message, "tool_call_id": _call_id(message.get("tool_call_id"))}
+    return message
+
+
+def _call_id(given: str | None) -> str:
+    if given is None or _CALL_ID.fullmatch(given):
+        return given or str(_CALL["id"])
+    return hashlib.sha256(given.encode(errors="replace")).hexdigest()[:9]

@@ -15,7 +15,7 @@ from environments.registry import find
 from environments.row import Row
 from environments.taskset import Taskset
 from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
-from verl_ext.method.chat import TURN_END
+from verl_ext.method.chat import turn_ends
 from verl_ext.telemetry import waiting
 
 
@@ -38,9 +38,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         call_form: str,
         **kwargs: Any,
     ) -> None:
-        if kwargs["tokenizer"].eos_token == TURN_END:
-            kwargs["hf_model_type"] = "qwen2"  # as in the search loop, though its builder is unused here
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs | {"hf_model_type": None})  # for a builder, which is unused here
         self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
         plain = OmegaConf.to_container(OmegaConf.create(dict(options)), resolve=True)
         self._taskset = _taskset(environment, folder, json.dumps(plain, sort_keys=True))
@@ -123,6 +121,7 @@ class _Engine:
     ) -> None:
         self._server_manager, self._sampling_params = server_manager, dict(sampling_params)
         self.tokenizer = tokenizer
+        self._ends = turn_ends(tokenizer)
         self._request_id = uuid4().hex
         self.extra: dict[str, Any] = dict(version)  # reported by the engine: versions of the weights
         self.seconds = 0.0  # summed over the samples
@@ -135,7 +134,11 @@ class _Engine:
             output = await self._server_manager.generate(
                 request_id=self._request_id,
                 prompt_ids=list(prompt_ids),
-                sampling_params={**self._sampling_params, "max_tokens": max_tokens},
+                sampling_params={
+                    **self._sampling_params,
+                    "max_tokens": max_tokens,
+                    "stop_token_ids": sorted(self._ends),
+                },
             )
         self.seconds += time.monotonic() - began
         ids = list(output.token_ids)
@@ -148,5 +151,5 @@ class _Engine:
         newest = said.get("max_global_steps", self.extra["max_global_steps"])
         self.extra |= said if not self._turns else {"max_global_steps": newest}
         self._turns += 1
-        truncated = len(ids) >= max_tokens and ids[-1] != self.tokenizer.eos_token_id
+        truncated = len(ids) >= max_tokens and ids[-1] not in self._ends
         return Sampled(ids, list(output.log_probs) if output.log_probs else None, truncated)

@@ -13,9 +13,10 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.method.chat import TURN_END, read_turn
+from verl_ext.method.chat import read_turn, turn_ends
 from verl_ext.method.tool_calls import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn, token_drift
+from verl_ext.rollout.turn_builder import TurnBuilder
 from verl_ext.telemetry import waiting
 
 PARSER_NAME = "search_call"
@@ -38,11 +39,12 @@ class SearchAgentLoop(ToolAgentLoop):
     """One challenger or solver rollout with the search tool."""
 
     def __init__(self, *args: Any, max_tokens_per_turn: int, **kwargs: Any) -> None:
-        # Every ChatML template (the demo policy's too) needs the Qwen builder's newline after <|im_end|>.
-        if kwargs["tokenizer"].eos_token == TURN_END:
-            kwargs["hf_model_type"] = "qwen2"
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs | {"hf_model_type": None})  # for a builder, which ours replaces
         self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
+        self.continuous_token_builder = TurnBuilder(
+            self.tokenizer, chat_template_kwargs=self.apply_chat_template_kwargs
+        )
+        self._ends = turn_ends(self.tokenizer)
         self.max_tokens_per_turn = max_tokens_per_turn
         # veRL's schema class drops the item type, but solver attempts must have the same ids.
         self.tool_schemas = [SEARCH_TOOL_SCHEMA]
@@ -63,6 +65,7 @@ class SearchAgentLoop(ToolAgentLoop):
     ) -> AgentState:
         room = self.response_length - len(agent_data.response_mask)
         capped = {**sampling_params, "max_tokens": min(self.max_tokens_per_turn, room)}
+        capped["stop_token_ids"] = sorted(self._ends)
         input_ids = list(agent_data.prompt_ids)
         with waiting("generation"):
             state = await super()._handle_generating_state(agent_data, capped, ignore_termination)
@@ -72,7 +75,7 @@ class SearchAgentLoop(ToolAgentLoop):
                 "the rollout engine returned no token: aborted, or no room left in max_model_len"
             )
         text = read_turn(self.tokenizer, input_ids, turn_ids)
-        truncated = len(turn_ids) >= capped["max_tokens"] and turn_ids[-1] != self.tokenizer.eos_token_id
+        truncated = len(turn_ids) >= capped["max_tokens"] and turn_ids[-1] not in self._ends
         turn = Turn(text, tuple(parse_tool_calls(text)), truncated)
         agent_data.extra_fields.setdefault("turns", []).append(turn)
         agent_data.extra_fields.setdefault("sampled", []).append((input_ids, turn_ids))

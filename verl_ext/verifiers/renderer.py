@@ -10,7 +10,7 @@ from renderers.configs import BaseRendererConfig
 from environments.call import FORMS, Call, parse_calls
 from environments.turn_text import thinking, turn_parts
 from environments.verifiers.harness import UNNAMED
-from verl_ext.method.chat import next_turn_ids, plain_message, read_turn, render_prompt_ids, turn_end_id
+from verl_ext.method.chat import next_turn_ids, plain_message, read_turn, render_prompt_ids, turn_ends
 
 
 class ChatRendererConfig(BaseRendererConfig):
@@ -32,7 +32,7 @@ def renderer_config(tokenizer: Any, call_form: str) -> CustomRendererConfig:
 
 
 class ChatRenderer:
-    """Messages to ids and back, for a ChatML model."""
+    """Messages to ids and back, by the model's chat template."""
 
     config_class = ChatRendererConfig
     supports_tools = True
@@ -42,7 +42,7 @@ class ChatRenderer:
         self._tokenizer, self._call_form = tokenizer, config.call_form
         if config.chat_template is not None:
             tokenizer.chat_template = config.chat_template
-        self._stop = sorted({turn_end_id(tokenizer), tokenizer.eos_token_id} - {None})
+        self._stop = sorted(turn_ends(tokenizer))
 
     def render(
         self,

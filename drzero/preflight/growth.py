@@ -1,0 +1,95 @@
+"""Whether a chat template lets a conversation grow: nothing that the model has read may change later."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids, turn_end_id
+
+Messages = Sequence[Mapping[str, Any]]
+_SHOWN = 12  # ids on both sides of a difference
+
+
+def growth_fault(
+    tokenizer: Any, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None
+) -> str | None:
+    """Where the whole conversation, rendered anew, differs from its turns joined one by one, or None.
+
+    It may differ inside an assistant's turn, whose ids stay as they were sampled: a template may leave out
+    earlier thinking, strip blanks, or write a call in another way.
+    """
+    joined: list[tuple[range, list[int]]] = []
+    for turn, stop in _answered(messages):
+        try:
+            new = range(stop) if turn is None else range(turn + 1, stop)
+            joined.append((new, _next(tokenizer, messages, turn, stop, tools)))
+            fresh = render_prompt_ids(tokenizer, messages[:stop], tools)
+        except (TemplateError, TypeError, ValueError) as reason:  # of templates: raise_exception, None + text
+            return f"its chat template does not take {_named(messages, new)} ({reason})"
+        if fault := _difference(tokenizer, messages, joined, fresh):
+            return f"{fault}, once {_named(messages, new)} follows"
+    return None
+
+
+def _answered(messages: Messages) -> Iterator[tuple[int | None, int]]:
+    """Each assistant's turn that is answered, None for the beginning, and where the next turn is."""
+    turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    starts: list[int | None] = [None, *turns]
+    for turn, stop in zip(starts, [*turns, len(messages)], strict=True):
+        if turn is None or turn + 1 < stop:
+            yield turn, stop
+
+
+def _next(
+    tokenizer: Any, messages: Messages, turn: int | None, stop: int, tools: Sequence[Mapping[str, Any]] | None
+) -> list[int]:
+    if turn is None:
+        return render_prompt_ids(tokenizer, messages[:stop], tools)
+    return next_turn_ids(tokenizer, [turn_end_id(tokenizer)], messages[turn + 1 : stop])
+
+
+def _difference(
+    tokenizer: Any, messages: Messages, joined: Sequence[tuple[range, list[int]]], fresh: list[int]
+) -> str | None:
+    end, at, last = turn_end_id(tokenizer), 0, len(joined) - 1
+    for number, (places, ids) in enumerate(joined):
+        sure, begun = (len(ids), "") if number == last else _before_turn(tokenizer, ids)
+        found = fresh[at:] if number == last else fresh[at : at + sure]
+        after = _text(tokenizer, fresh[at + sure : at + len(ids) + _SHOWN])
+        if found != ids[:sure] or not after.startswith(begun):
+            return _shown(tokenizer, _named(messages, places), ids, fresh[at:])
+        at += sure
+        if number < last and end in fresh[at:]:
+            at = fresh.index(end, at) + 1
+    return None
+
+
+def _before_turn(tokenizer: Any, ids: list[int]) -> tuple[int, str]:
+    """How many ids of a prompt stay the same whatever the turn is, and the text after them, without thinking.
+
+    Text after the last special token can be tokenized in another way together with the turn's text.
+    """
+    opened, kept = opened_thinking(tokenizer, ids), len(ids)
+    while opened and opened.endswith(_text(tokenizer, ids[kept - 1 :])):
+        kept -= 1
+    special = set(tokenizer.get_added_vocab().values())
+    sure = next((place for place in range(kept, 0, -1) if ids[place - 1] in special), 0)
+    return sure, _text(tokenizer, ids[sure:kept])
+
+
+def _text(tokenizer: Any, ids: list[int]) -> str:
+    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def _shown(tokenizer: Any, what: str, ids: list[int], found: list[int]) -> str:
+    pairs = enumerate(zip(ids, found, strict=False))
+    same = next((place for place, (one, other) in pairs if one != other), min(len(ids), len(found)))
+    before, after = (_text(tokenizer, side[max(same - 2, 0) : same + _SHOWN]) for side in (ids, found))
+    return f"its chat template writes {what} as {after!r} in place of {before!r}"
+
+
+def _named(messages: Messages, places: range) -> str:
+    roles = ", ".join(str(messages[place]["role"]) for place in places)
+    first, last = places[0] + 1, places[-1] + 1
+    return f"message {first} ({roles})" if first == last else f"messages {first}–{last} ({roles})"
