@@ -20,15 +20,15 @@ from verl_ext.method.tool_calls import (
     render_tool_call,
 )
 
-_SAID = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Vell."}]
+_SAID: list[dict[str, Any]] = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Vell."}]
 _TALK = [*_SAID * 2, _SAID[0]]
 _FUNCTION = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": ["town"]}}
-_CALL = {
+_CALL: dict[str, Any] = {
     "role": "assistant",
     "content": "",
     "tool_calls": [{"id": "000000000", "type": "function", "function": _FUNCTION}],
 }
-_RESULT = {"role": "tool", "content": "text"}
+_RESULT: dict[str, Any] = {"role": "tool", "content": "text"}
 
 
 def load_tokenizer(path: str, key: str) -> Any:

@@ -20,8 +20,8 @@ _AWAITS_TOOL = "<|eom_id|>"  # Llama 3 may end a turn with it that waits for a t
 _CALL_ID = re.compile("[A-Za-z0-9]{9}")
 
 # Stand-ins. With reasoning, because Qwen 3's template gives a last turn without any an empty think block.
-_USER = {"role": "user", "content": "Who?"}
-_SAID = {"role": "assistant", "content": "Vell.", "reasoning_content": "r"}
+_USER: dict[str, Any] = {"role": "user", "content": "Who?"}
+_SAID: dict[str, Any] = {"role": "assistant", "content": "Vell.", "reasoning_content": "r"}
 _CALL = {"id": "000000000", "type": "function", "function": {"name": "search", "arguments": {}}}
 
 
@@ -55,7 +55,7 @@ def next_turn_ids(
     """
     end = turn_end_id(tokenizer)
     calls = {"tool_calls": [_CALL]} if messages and messages[0]["role"] == "tool" else {}
-    before = [_USER, {**_SAID, **calls}]
+    before = [_USER, _SAID | calls]
     alone, after = (
         _render(tokenizer, before),
         _render(tokenizer, [*before, *messages], add_generation_prompt=True),

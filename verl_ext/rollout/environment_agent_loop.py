@@ -16,6 +16,7 @@ from environments.row import Row
 from environments.taskset import Taskset
 from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
 from verl_ext.method.chat import turn_ends
+from verl_ext.rollout.turn_builder import NO_FAMILY
 from verl_ext.telemetry import waiting
 
 
@@ -38,7 +39,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
         call_form: str,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs | {"hf_model_type": None})  # for a builder, which is unused here
+        super().__init__(*args, **kwargs | NO_FAMILY)
         self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
         plain = OmegaConf.to_container(OmegaConf.create(dict(options)), resolve=True)
         self._taskset = _taskset(environment, folder, json.dumps(plain, sort_keys=True))

@@ -16,7 +16,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 from verl_ext.method.chat import read_turn, turn_ends
 from verl_ext.method.tool_calls import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn, token_drift
-from verl_ext.rollout.turn_builder import TurnBuilder
+from verl_ext.rollout.turn_builder import NO_FAMILY, TurnBuilder
 from verl_ext.telemetry import waiting
 
 PARSER_NAME = "search_call"
@@ -39,7 +39,7 @@ class SearchAgentLoop(ToolAgentLoop):
     """One challenger or solver rollout with the search tool."""
 
     def __init__(self, *args: Any, max_tokens_per_turn: int, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs | {"hf_model_type": None})  # for a builder, which ours replaces
+        super().__init__(*args, **kwargs | NO_FAMILY)
         self.tokenizer: Any = self.tokenizer  # veRL annotates it with the factory class
         self.continuous_token_builder = TurnBuilder(
             self.tokenizer, chat_template_kwargs=self.apply_chat_template_kwargs

@@ -7,7 +7,9 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder, MergeR
 
 from verl_ext.method.chat import next_turn_ids
 
-# It warns at every rollout that it knows no builder for a family, and ours takes its place.
+NO_FAMILY = {"hf_model_type": None}
+"""Keeps veRL's agent loop from a family's builder, which may refuse the tokenizer. Ours takes its place."""
+# veRL would warn of it at every rollout.
 logging.getLogger("verl.utils.tokenizer.continuous_token_wiring").setLevel(logging.ERROR)
 
 
