@@ -25,7 +25,8 @@ from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import ImageExtras, cpu_image, gpu_image, with_packages_of
 from drzero.launch.request import Request, resolve
 from drzero.launch.runfile import read_runfile
-from drzero.launch.secrets import client_environment, dotenv_secret, named_secrets
+from drzero.launch.secrets import check_token, client_environment, dotenv_secret, named_secrets
+from drzero.launch.service import public_address
 from drzero.launch.stacks import answering, run_stacks
 from drzero.launch.volumes import MOUNTS, NAMING, claims_name, volume_names
 
@@ -41,6 +42,8 @@ def _plan() -> tuple[Words | None, Request | None, ImageExtras, dict[str, str]]:
     try:
         words = parse_modal_run(sys.argv, Path(__file__).name)
         request = resolve(words) if words is not None else None
+        if words is not None:
+            check_token(words.action, words.open, ROOT)
         extras = ImageExtras.of(read_runfile(words.config_path if words else None).image)
         extras = with_packages_of(request.env if request else None, extras)
         cpu_image(extras)  # so that a mistake in the additions is one line
@@ -120,7 +123,7 @@ def _run(request: Request) -> dict[str, Any]:
     if (other := CLAIMS.take(request, mine, app.app_id)) != mine:
         return {"state": "elsewhere", "message": f"{request.name} is run by", "usd": 0.0, "next": other}
     _reload()
-    with answering(TABLE, mine):
+    with answering(TABLE, mine), public_address(request.command):
         outcome = run_job(request, VOLUMES, app_id=app.app_id)
     result = {"state": outcome.state, "message": outcome.message, "usd": outcome.usd, "next": None}
     if outcome.state == "continue":

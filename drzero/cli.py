@@ -151,7 +151,6 @@ TRIALS = {
         "labs.compare_rollouts:run_compare_rollouts",
         "an engine against Transformers",
         config="compare_rollouts",
-        overrides="drzero.labs.compare_rollouts:compare_overrides",
     ),
     "agent-bench": _reader(
         "labs.agent_bench:run_agent_bench",

@@ -7,9 +7,10 @@
 It is a run's server with its settings and checks: our reference engine, or SGLang (rollout=sglang).
 `/v1/completions`, `/v1/chat/completions` (tools, streams), `/v1/models` and `/health` answer OpenAI's own
 client. With OPENAI_API_KEY set, here or in .env, requests need it as their bearer token. A server in the
-background prints its process id, its log and the command that ends it.
+background prints its process id, its log and the command that ends it. At DRZERO_STOP_AT it ends by itself.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 import httpx
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from drzero.ops.bearer import MODEL_KEY, bearer_of
+from drzero.ops.bearer import MODEL_KEY, PUBLIC_ADDRESS, bearer_of
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime, RunFailed, UserError
 from drzero.ops.process.lock import HeldLock
@@ -32,6 +33,7 @@ from drzero.recipe.compose import resolve, write_resolved
 from drzero.recipe.errors import CheckError
 from drzero.stages.models import model_name
 from drzero.stages.services import solver_spec
+from verl_ext.stop_time import seconds_left
 
 _LOG_LINES = 15
 
@@ -76,16 +78,18 @@ def serve(config: DictConfig) -> None:
         _describe(config)
         say("serve-model", "Ctrl-C ends it")
         try:
-            while True:
+            while seconds_left() > 0:
                 services.check()
                 time.sleep(0.5)
+            services.events.add("exit", "serve-model", "its time was up", code=0)
         except (KeyboardInterrupt, SystemExit):  # the intended end
             services.events.add("exit", "serve-model", "ended as asked", code=0)
             raise
 
 
 def _describe(config: DictConfig) -> None:
-    url = f"{address(config.solver.host, config.solver.port)}/v1"
+    at = os.environ.get(PUBLIC_ADDRESS) or address(config.solver.host, config.solver.port)
+    url = f"{at}/v1"
     token = f"the bearer token in {MODEL_KEY}" if bearer_of(MODEL_KEY) else "no token, or any"
     say("serve-model", f"{url} answers for the model {config.served_name!r}, with {token}. For an agent:")
     # Alone on its line, to be copied.

@@ -58,7 +58,6 @@ FAILURES = "failures.jsonl"
 BASE_URL = "OPENAI_BASE_URL"
 _USUAL = "http://127.0.0.1:8080/v1"  # the default of serve-model
 STAGES = ("challenger", "solver", "train")  # for mode=rollout
-_SHORT = {"data": "data_file", "mode": "run_mode"}  # short names, which config/ uses itself
 _OF_ROLLOUT = ("agent=", "run_mode=", "batches=", "reward_range=")  # the others go to the stage
 
 
@@ -90,9 +89,7 @@ def agent_bench_overrides(arguments: Sequence[str]) -> list[str]:
     name, *words = arguments
     if name in STAGES:
         return [f"agent={name}", *("run_mode=rollout" if word == "mode=rollout" else word for word in words)]
-    named = [f"agent={name}"] if is_class(name) else [f"agent={name}", f"env={name}"]
-    written = (word.partition("=") for word in words)
-    return [*named, *(f"{_SHORT.get(key, key)}{sign}{value}" for key, sign, value in written)]
+    return [f"agent={name}", *([] if is_class(name) else [f"env={name}"]), *words]
 
 
 def _bench_stage(stage: str, overrides: Sequence[str]) -> None:

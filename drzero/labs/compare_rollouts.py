@@ -54,7 +54,6 @@ from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 WORST = "worst.jsonl"
 _KEPT = 10  # cases a check in that file
 _RENDERED = 8  # prompts the server renders itself
-_OWN = ("data", "n")
 
 
 class Disagreement(RunFailed):
@@ -70,11 +69,6 @@ class Answers:
     places: list[SampledPlace]
     drawn: dict[Setting, list[list[int]]]  # the ids drawn at each place
     rendered: list[ServerPrompt | None]  # the server's rendering of the first prompts
-
-
-def compare_overrides(arguments: Sequence[str]) -> list[str]:
-    """Turn the command's `data=` and `n=` into their keys."""
-    return [f"compare.{word}" if word.partition("=")[0] in _OWN else word for word in arguments]
 
 
 def run_compare_rollouts(config: DictConfig) -> None:

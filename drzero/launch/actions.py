@@ -45,6 +45,8 @@ _TABLE = (
         True,
         of_stage=True,
     ),
+    Action("compare-rollouts", "an engine against Transformers", "compare-rollouts", None, True),
+    Action("serve-model", "a model at a public address, for an hour", "serve-model", None, True),
     Action("flow-test", "made-up samples through the trainer's real queues", "flow-test", preflight=True),
     Action(
         "preflight",

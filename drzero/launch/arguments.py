@@ -74,6 +74,7 @@ class Words:
     seconds: int | None = _flag(("flow-test",), "with flow-test: how long", 1)
     workers: bool = _switch("flow-test", "in separate workers")
     follow: bool = _switch("logs", "until the run's end")
+    open: bool = _switch("serve-model", "without a token: whoever has the address can ask")
     with_trainer: bool = _switch("check-services", "through the stage's own trainer")
 
 

@@ -6,20 +6,22 @@ a table here, and a test computes them again. GPUs without bfloat16 are left out
 
 import re
 
+from drzero.launch.actions import find_action
 from drzero.launch.compute import load_compute
 
 RECIPES = "8xh100"  # the machine of config/STAGE.yaml too
+LABS = ("compare-rollouts", "serve-model")  # with an engine and nothing else, on a GPU SGLang
 FITS = {
-    0.2: ("a10g", "a10g"),
-    0.5: ("a100-40gb", "a10g"),
-    1.5: ("a100-40gb", "a10g"),
-    3: ("single_h100", "a100-40gb"),
-    7: ("4xa100-80gb", "single_h100"),
-    8: ("4xa100-80gb", "4xa100-80gb"),
-    14: ("8xh100", "4xa100-80gb"),
-    32: ("8xh100", "8xh100"),
+    0.2: ("a10g", "a10g", "a10g"),
+    0.5: ("a100-40gb", "a10g", "a10g"),
+    1.5: ("a100-40gb", "a10g", "a10g"),
+    3: ("single_h100", "a100-40gb", "a10g"),
+    7: ("4xa100-80gb", "single_h100", "a100-40gb"),
+    8: ("4xa100-80gb", "4xa100-80gb", "a100-40gb"),
+    14: ("8xh100", "4xa100-80gb", "4xa100-80gb"),
+    32: ("8xh100", "8xh100", "8xh100"),
 }
-"""The smallest machines to train and to serve at most so many billion weights, by the model's name."""
+"""The smallest machines to train, to serve next to an index, and to try at most so many billion weights."""
 _UNNAMED = {"demo-policy": 0.135}  # billions of weights of the shipped model, whose name has no size
 _SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)([bm])(?![a-z])")
 
@@ -36,16 +38,18 @@ def billions_of(model: str) -> float | None:
 def smallest_machine(stage: str, model: str) -> str | None:
     """The smallest that holds the model, or None if its size is unknown or too large for all."""
     billions = billions_of(model)
-    for most, (training, serving) in FITS.items():
+    for most, (training, serving, trying) in FITS.items():
         if billions is not None and billions <= most:
-            return serving if stage in ("synthesize", "evaluate") else training
+            return trying if stage in LABS else training if find_action(stage).trains else serving
     return None
 
 
 def default_machine(stage: str, model: str, *, rehearses: bool) -> tuple[str, str]:
     """The machine and the reason. A rehearsal gets the smallest that holds its model."""
     smallest = smallest_machine(stage, model)
-    if rehearses and smallest:
+    if stage in LABS and billions_of(model) is None:
+        return "single_h100", f"the name {model} has no size; another is one flag: --gpu-type, --gpu-count"
+    if (rehearses or stage in LABS) and smallest:
         return smallest, f"the smallest machine whose memory holds {model} in {stage}"
     reason = "the recipe's machine, with SGLang; another is one flag: --gpu-type, --gpu-count or compute="
     if smallest not in (None, RECIPES):

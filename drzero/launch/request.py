@@ -18,7 +18,7 @@ import yaml
 from drzero.launch.actions import ACTIONS, Action, find_action
 from drzero.launch.arguments import SERVE_GPUS, Words
 from drzero.launch.compute import Compute, for_gpus, load_compute
-from drzero.launch.default_machine import billions_of, default_machine
+from drzero.launch.default_machine import LABS, billions_of, default_machine
 from drzero.launch.environments import check_environment, is_task
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import ROOT, SOURCE
@@ -33,10 +33,13 @@ from drzero.launch.runfile import (
     model_option,
     read_runfile,
 )
+from drzero.launch.service import PORT
 from drzero.ops.text import counted, did_you_mean
+from drzero.recipe.settings.schema import in_full
 
 WITH_TRAINER = "--with-trainer"
-CHECKS = ("check-services", "flow-test")  # actions that only try parts of a run
+CHECKS = ("check-services", "flow-test", *LABS)
+"""Actions that only try parts of a run: never resumed or retried."""
 CHECK_TIMEOUT_S = 3600  # default time limit of a check, which is not retried
 SMOKE_TIMEOUT_S = 1800  # default time limit of the smoke test, so that a hang costs a dollar or two
 SMOKE_MAX_USD = 2
@@ -141,7 +144,8 @@ class _Launch:
         """All overrides but `env=`. The last of a key wins."""
         of_model = self.file.overrides_by_model.get(self.model or "", [])
         words = (*self.file.overrides, *of_model, *self.words.overrides)
-        return tuple(word for word in words if not word.startswith("env="))
+        named = in_full(self.stage.replace("-", "_"), words)
+        return tuple(word for word in named if not word.startswith("env="))
 
     def named(self, *keys: str) -> str | None:
         return _last(self.typed, *keys)
@@ -187,9 +191,9 @@ class _Launch:
             return "_".join(re.sub(r"[^A-Za-z0-9_.-]+", "-", part.strip("/")) for part in parts if part)
         if self.scores_model:
             return f"evaluate_{re.sub(r'[^A-Za-z0-9_.-]+', '_', (self.words.model or '').strip('/'))}"
+        if stage in (*CHECKS, "smoke", "evolve", "prepare-data"):
+            return stage.replace("-", "_")
         stage = stage.replace("-", "_")
-        if stage in ("smoke", "evolve", "prepare_data", "check_services", "flow_test"):
-            return stage
         return f"{stage}_iter{self.named('iteration') or (1 if self.iteration is None else self.iteration)}"
 
 
@@ -394,12 +398,17 @@ def _command(launch: _Launch, compute: Compute, overrides: list[str]) -> tuple[s
         rest.append(f"steps_per_iteration={steps}")
     if steps and stage == "train":
         rest.append(f"steps={steps}")
+    if stage in LABS and compute.type and launch.named("rollout") is None:
+        rest.append("rollout=sglang")
     rest += _hops(stage, words.hop_ratio or launch.file.hop_ratio)
     if words.num_examples:
         if stage != "evaluate":
             raise LaunchError(f"--num-examples is for evaluate, not {stage}")
         key = "num_examples" if launch.plays else "questions_per_benchmark"
         rest.append(f"{key}={words.num_examples}")
+    if stage == "serve-model":
+        # Only the tunnel of the call reaches the port.
+        overrides = [f"port={PORT}", *overrides, "host=0.0.0.0", "background=false"]
     return (*rest, *overrides)
 
 

@@ -11,6 +11,10 @@ AGENT_KEY = "AGENT_TOKEN"
 """The token of the agent's own service."""
 
 
+PUBLIC_ADDRESS = "DRZERO_PUBLIC_ADDRESS"
+"""The variable with the address at which others reach a service, if a tunnel leads to it."""
+
+
 class TokenUnusable(UserError):
     """A token that cannot be sent. The message names its variable, not its value."""
 

@@ -24,8 +24,10 @@ from drzero.preflight.memory_ledger import (
     solver_server,
     training_ledger,
     weights_backup_gib,
+    width,
 )
 from drzero.preflight.model_shape import FAMILIES
+from drzero.preflight.sglang_memory import GIB
 from drzero.preflight.what_fits import CHECKPOINTING, changed, what_fits, written
 from drzero.recipe.gpu_split import pools
 
@@ -41,6 +43,7 @@ _OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits", "head", "m
 """The actor's items that depend on it."""
 
 
+_READING_GIB = 4.0  # logits of one conversation, twice, and CUDA's context
 _RAY_RESERVE = 0.05
 """Share of a machine's memory that Ray keeps free: it killed workers of the demo when 95.1 % were taken."""
 _OF_LENGTH = (*_OF_SEQUENCES, "KV cache")  # all that lengths and batches change
@@ -88,6 +91,18 @@ def check_memory(ctx: CheckContext) -> Iterator[Finding]:
     yield from layout
     if ctx.trains and not found:
         yield from _faster_update(ctx)
+
+
+def check_compared(ctx: CheckContext) -> Iterator[Finding]:
+    """Once the engine has gone, Transformers' model must fit one GPU."""
+    gpu, dtype, shape = ctx.machine.gpu, ctx.config.compare.dtype, ctx.shape(ctx.config.base_model)
+    if gpu is None or shape is None:
+        return
+    needed = width(dtype) * shape.parameters / GIB + _READING_GIB
+    if needed > gpu.memory_gib:
+        why = f"Transformers reads the whole model on one GPU: {needed:.0f} GiB, of {gpu.memory_gib:.0f}"
+        fix = "take a larger GPU" + (", or compare.dtype=bfloat16" if width(dtype) == 4 else "")
+        yield error("compare.dtype", why, fix, value=dtype)
 
 
 def _with_what_fits(ctx: CheckContext, found: list[Finding]) -> list[Finding]:

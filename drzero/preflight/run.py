@@ -197,7 +197,7 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     "ask": _ASK,
     "serve_agent": [PreflightCheck(environment.check_agent_host, "host"), *_ASK],
     "bundle": [*_MODELS, *_OWN_INDEX[:1]],
-    "compare_rollouts": _SERVE_MODEL,
+    "compare_rollouts": [*_SERVE_MODEL, PreflightCheck(memory.check_compared, "compare.dtype", counts=True)],
     "flow_test": [*_QUEUES, _RUN_FOLDER, *_MACHINE],
 }
 STAGES = tuple(stage for stage in _CHECKS if stage not in ("bundle", "flow_test"))

@@ -27,7 +27,7 @@ from drzero.ops.versions import installed_versions
 from drzero.recipe.gpu_split import SERVE_GPUS, VISIBLE, count, fault, training_gpus, visible_devices
 from drzero.recipe.overrides import OverrideError, assigned, check_overrides, for_stage, key_of, leaf_values
 from drzero.recipe.settings.retrieval import SHARED
-from drzero.recipe.settings.schema import schema_of
+from drzero.recipe.settings.schema import in_full, schema_of
 from environments.registry import canonical, shown
 
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
@@ -158,7 +158,7 @@ def fitting_hardware(overrides: Sequence[str]) -> str:
 
 def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
     """Compose `config/{stage}.yaml` with overrides and absolute paths. Raises OverrideError."""
-    overrides = with_environment(stage, overrides)
+    overrides = with_environment(stage, in_full(stage, overrides))
     if not any(override.startswith("hardware=") for override in overrides):
         overrides.insert(0, f"hardware={fitting_hardware(overrides)}")
     schema = schema_of(stage)

@@ -26,6 +26,7 @@ from drzero.launch.request import Request, resolve
 from drzero.loop.preflight import preflight_stage
 from drzero.loop.seeds import split_seeds
 from drzero.preflight.run import STAGES
+from drzero.recipe.settings.schema import in_full
 from environments import registry
 
 MODAL, DRZERO = lines("modal"), lines("drzero")
@@ -48,7 +49,7 @@ def overrides_of(line: Line) -> list[str]:
     words, own = list(line.words[2:]), getattr(COMMANDS.get(line.words[1]), "overrides", None)
     if line.words[1] in ASKING:
         return [word for word in words if "=" in word]
-    return list(resolve_name(own)(words)) if own else words
+    return in_full(line.words[1].replace("-", "_"), resolve_name(own)(words) if own else words)
 
 
 def on_volumes(words: list[str]) -> list[str]:
@@ -106,6 +107,7 @@ class TestOnThePlane:
     @pytest.fixture(scope="class")
     def checkout(self, tmp_path_factory):
         folder = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=False)
+        (folder / ".env").write_text("OPENAI_API_KEY=of-a-model\n")
         (folder / "papers.jsonl").write_text('{"text": "A paper."}\n')
         return folder
 

@@ -19,13 +19,14 @@ from tiny_model import save_tiny_model
 from data.parquet_io import training_row, write_training_rows
 from data.question_rows import FieldNames
 from drzero.cli import main
-from drzero.labs.compare_rollouts import WORST, compare_overrides
+from drzero.labs.compare_rollouts import WORST
 from drzero.labs.consistency.checks import TransformersSide, check_greedy
 from drzero.labs.consistency.engine import Continued
 from drzero.labs.consistency.prompts import OF_CHALLENGER, OF_SOLVER, Prompt, Wording, load_prompts
 from drzero.labs.consistency.sampling import SETTINGS, check_sampling
 from drzero.labs.consistency.verdict import Tolerances
 from drzero.ops.watchdog.post_mortem import examine
+from drzero.recipe.compose import compose_stage
 from verl_ext.engine.api_server import create_app
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import load_model
@@ -241,9 +242,13 @@ def test_a_row_is_scored_as_its_stage_scores_it(tmp_path, smollm2_tokenizer):
     assert answered.ids == render_prompt_ids(smollm2_tokenizer, messages, [SEARCH_TOOL_SCHEMA])
 
 
-def test_its_own_words_are_keys_of_its_config():
-    words = ["data=my/rows.parquet", "n=8", "model=demo-policy"]
-    assert compare_overrides(words) == ["compare.data=my/rows.parquet", "compare.n=8", "model=demo-policy"]
+def test_its_short_names_are_keys_for_preflight_too(tmp_path, capsys):
+    words = ["data=my/rows.parquet", "n=8", "hardware=cpu", f"base_model={tmp_path}"]
+    config = compose_stage("compare_rollouts", words)
+    assert (config.compare.data, config.compare.n) == ("my/rows.parquet", 8)
+    main(["preflight", "compare-rollouts", *words, f"paths.checkpoints={tmp_path}"])
+    out = capsys.readouterr().out
+    assert "would replace the whole mapping" not in out and "error  base_model" in out
 
 
 @pytest.mark.slow("a server of a 135M model; the tests above have a tiny one")

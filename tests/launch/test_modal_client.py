@@ -35,6 +35,7 @@ def test_importing_it_imports_our_launcher_a_few_light_modules_and_the_standard_
         f"drzero.recipe.settings.{path.stem}" for path in (ROOT / "drzero/recipe/settings").glob("[!_]*.py")
     }
     assert set(ours) <= {
+        "drzero.ops.bearer",
         "drzero.ops.errors",
         "drzero.ops.files",
         "drzero.ops.text",

@@ -137,6 +137,32 @@ def test_the_choice_of_a_machine_is_printed_with_its_reason_and_price(tmp_path, 
 
 
 @pytest.mark.parametrize(
+    ("line", "machine", "engine", "usd"),
+    [
+        ("compare-rollouts", "a10g", "sglang", 1.74),
+        ("compare-rollouts --model qwen3-8b", "a100-40gb", "sglang", 3.18),
+        ("compare-rollouts rollout=reference --gpu-type L40S", "single_h100", "reference", 3.73),
+        ("compare-rollouts --gpu-count 0", "cpu", "reference", 0.63),
+        ("serve-model --model me/mine", "single_h100", "sglang", 5.73),
+        ("serve-model compute.timeout=7200", "a10g", "sglang", 3.47),
+    ],
+)
+def test_what_is_tried_on_a_gpu_has_sglang_and_an_hour_of_a_machine_that_holds_it(line, machine, engine, usd):
+    request = launch(line)
+    assert (request.compute.name, round(request.usd_at_most, 2)) == (machine, usd)
+    assert (request.preflight, request.resumes, request.compute.retries) == (True, False, 0)
+    config = compose_stage(request.command[0].replace("-", "_"), request.command[1:])
+    assert config.solver.engine == engine and config.run.name == request.name
+
+
+def test_short_names_of_a_labs_keys_are_its_keys_and_a_served_models_address_is_the_tunnels():
+    command = launch("compare-rollouts data=/corpus/a.parquet n=8").command
+    assert {"compare.data=/corpus/a.parquet", "compare.n=8"} <= set(command)
+    served = compose_stage("serve_model", launch("serve-model background=true host=127.0.0.1").command[1:])
+    assert (served.host, served.port, served.background) == ("0.0.0.0", 8000, False)
+
+
+@pytest.mark.parametrize(
     ("line", "form", "prompts", "embedder"),
     [
         ("prepare-data", "full", [4, 3, 2, 1], "intfloat/e5-large-v2"),

@@ -7,7 +7,7 @@ schema.is_unknown("retrieval.topkk")       # True: no such key, and users cannot
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, get_type_hints
 
@@ -35,6 +35,11 @@ OWN: dict[str, type | None] = {
 }
 STAGES = tuple(OWN)  # the files of config/ that commands compose
 WITH_VERL = ("challenger", "solver", "train", "flow_test")
+_SHORT = {
+    "compare_rollouts": {"data": "compare.data", "n": "compare.n"},
+    "agent_bench": {"data": "data_file", "mode": "run_mode"},
+}
+"""Short names of keys, which other stages use for other things."""
 SHARED_WITH_VERL = "data"  # a node of veRL's config that also has keys of ours
 
 
@@ -100,6 +105,13 @@ def schema_of(stage: str) -> Schema:
     shared = [] if stage == "evolve" else list(keys_of(stages.Common))
     keys = [*shared, *(keys_of(own) if own else ())]
     return Schema(stage, {key.name: key for key in keys})
+
+
+def in_full(stage: str, overrides: Sequence[str]) -> list[str]:
+    """A stage's overrides with the keys' full names."""
+    names = _SHORT.get(stage, {})
+    parts = (override.partition("=") for override in overrides)
+    return [f"{names.get(key, key)}{sign}{value}" for key, sign, value in parts]
 
 
 def own_keys(stage: str) -> list[Key]:

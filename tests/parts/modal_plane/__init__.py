@@ -19,7 +19,8 @@ As Modal documents it:
 - The client has only modal, PyYAML and python-dotenv (`client.py`).
 
 Missing is what the launcher does not use: builds of images, classes, generators, schedules, GPUs, background
-commits, Modal's limits. At a web function's address nobody answers. Requests without a handler are refused.
+commits, Modal's limits. At the address of a web function or a tunnel nobody answers. Requests without a
+handler are refused.
 
 A mount such as `/corpus` cannot exist here, so `DRZERO_MOUNT_CORPUS` has its folder. Such paths in the app's
 environment, as in `HF_HOME=/cache/hub`, are replaced.

@@ -225,6 +225,17 @@ class Containers:
         self._container(caller).attempt.settle(Outcome("failure", request.result))
         return Empty()
 
+    async def TunnelStart(
+        self, request: api_pb2.TunnelStartRequest, caller: Caller
+    ) -> api_pb2.TunnelStartResponse:
+        self._container(caller)
+        return api_pb2.TunnelStartResponse(host=f"port-{request.port}.modal.invalid", port=443)
+
+    async def TunnelStop(
+        self, request: api_pb2.TunnelStopRequest, caller: Caller
+    ) -> api_pb2.TunnelStopResponse:
+        return api_pb2.TunnelStopResponse(exists=True)
+
     def _container(self, caller: Caller) -> Container:
         container = self._alive.get(caller.task_id or "")
         if container is None:
