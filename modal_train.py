@@ -26,8 +26,8 @@ from drzero.launch.image.image import ImageExtras, cpu_image, gpu_image, with_pa
 from drzero.launch.request import Request, resolve
 from drzero.launch.runfile import read_runfile
 from drzero.launch.secrets import check_token, client_environment, dotenv_secret, named_secrets
-from drzero.launch.service import public_address
 from drzero.launch.stacks import answering, run_stacks
+from drzero.launch.tunnel import public_address
 from drzero.launch.volumes import MOUNTS, NAMING, claims_name, volume_names
 
 ROOT = Path(__file__).resolve().parent

@@ -33,7 +33,7 @@ from drzero.launch.runfile import (
     model_option,
     read_runfile,
 )
-from drzero.launch.service import PORT
+from drzero.launch.tunnel import served_overrides
 from drzero.ops.text import counted, did_you_mean
 from drzero.recipe.settings.schema import in_full
 
@@ -406,10 +406,7 @@ def _command(launch: _Launch, compute: Compute, overrides: list[str]) -> tuple[s
             raise LaunchError(f"--num-examples is for evaluate, not {stage}")
         key = "num_examples" if launch.plays else "questions_per_benchmark"
         rest.append(f"{key}={words.num_examples}")
-    if stage == "serve-model":
-        # Only the tunnel of the call reaches the port.
-        overrides = [f"port={PORT}", *overrides, "host=0.0.0.0", "background=false"]
-    return (*rest, *overrides)
+    return (*rest, *(served_overrides(overrides) if stage == "serve-model" else overrides))
 
 
 def _shared(launch: _Launch, compute: Compute) -> list[str]:

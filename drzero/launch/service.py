@@ -9,12 +9,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import modal
 
@@ -24,7 +22,6 @@ from drzero.launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image
 from drzero.launch.runfile import RunFile, read_runfile
 from drzero.launch.secrets import client_environment
 from drzero.launch.volumes import MOUNTS, NAMING, app_name, volume_names
-from drzero.ops.bearer import PUBLIC_ADDRESS
 
 PORT = 8000  # The service's port in its container. Modal serves it over TLS at another address.
 START_S = 1800
@@ -123,17 +120,6 @@ def start(command: str, words: Sequence[str]) -> None:
         os._exit(code or 1)
 
     threading.Thread(target=end_with_it, daemon=True).start()
-
-
-@contextmanager
-def public_address(command: Sequence[str]) -> Iterator[None]:
-    """A public address of serve-model's port while it runs. Other stages have none."""
-    if command[0] != "serve-model":
-        yield
-        return
-    port = [word.removeprefix("port=") for word in command if word.startswith("port=")][-1]
-    with modal.forward(int(port)) as tunnel, patch.dict(os.environ, {PUBLIC_ADDRESS: tunnel.url}):
-        yield
 
 
 def preflight(command: str, words: Sequence[str]) -> int:

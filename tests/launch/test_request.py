@@ -159,7 +159,9 @@ def test_short_names_of_a_labs_keys_are_its_keys_and_a_served_models_address_is_
     command = launch("compare-rollouts data=/corpus/a.parquet n=8").command
     assert {"compare.data=/corpus/a.parquet", "compare.n=8"} <= set(command)
     served = compose_stage("serve_model", launch("serve-model background=true host=127.0.0.1").command[1:])
-    assert (served.host, served.port, served.background) == ("0.0.0.0", 8000, False)
+    assert (served.host, served.port, served.background) == ("0.0.0.0", 8080, False)
+    with pytest.raises(LaunchError, match="port=null: a tunnel leads to a numbered port"):
+        launch("serve-model port=null")
 
 
 @pytest.mark.parametrize(
