@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from omegaconf import DictConfig
+
 from drzero.ops.hub import HUB_ID
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
@@ -15,6 +17,8 @@ from environments.taskset import Taskset
 
 ENV = "environment.name"
 _OPENED = 32
+_BY_TOKEN = ("token-mean", "token-sum")
+_LOSS, _MINI = (f"actor_rollout_ref.actor.{name}" for name in ("loss_agg_mode", "ppo_mini_batch_size"))
 
 
 def check_environment(ctx: CheckContext) -> Iterator[Finding]:
@@ -33,6 +37,8 @@ def check_environment(ctx: CheckContext) -> Iterator[Finding]:
             yield warning(ENV, f"{reason} (here, but the run is for another machine)", "install it there")
         return
     if ctx.trains:
+        if taskset.player != Taskset.player:
+            yield from _weighs_episodes_alike(config)
         rows = rows_of(taskset, "train", config.train_rows, config.data.seed)
         yield from _fills_batch(ctx, len(rows))
         yield from _is_held_out(ctx, rows)
@@ -42,6 +48,18 @@ def check_environment(ctx: CheckContext) -> Iterator[Finding]:
             why = f"{taskset.name} has {len(rows)} held-out rows, and num_examples={config.num_examples}"
             yield warning("num_examples", why, "all of them are played")
     yield from _plays(ctx, rows)
+
+
+def _weighs_episodes_alike(config: DictConfig) -> Iterator[Finding]:
+    """Its episodes may have several rows: the loss must not count rows, nor an update take a part of them."""
+    actor, batch = config.actor_rollout_ref.actor, config.data.train_batch_size
+    if actor.loss_agg_mode not in _BY_TOKEN:
+        why = "it averages over rows, so an episode of this environment would weigh by how many rows it has"
+        yield error(_LOSS, why, f"use {_BY_TOKEN[0]}")
+    is_whole = actor.ppo_mini_batch_size == batch or config.trainer.v1.trainer_mode.endswith("separate_async")
+    if not is_whole:
+        why = f"a step's {batch} tasks would be cut into updates by rows, and an episode may have several"
+        yield error(_MINI, why, f"set it to data.train_batch_size={batch}, for one update a step")
 
 
 def _fills_batch(ctx: CheckContext, rows: int) -> Iterator[Finding]:

@@ -132,6 +132,11 @@ def another_run(folder: Path) -> None:
     (folder / "run" / "resolved.yaml").write_text("base_model: elsewhere")
 
 
+def agent_of_ones_own(folder: Path) -> None:
+    (folder / "own.py").write_text("async def agent(task, endpoint):\n    return 1.0\n")
+    (folder / "tasks.jsonl").write_text('{"question": "Where is Vell?"}\n' * 100)
+
+
 DAMAGE: dict[str, Callable[[World, Path], Any]] = {
     "parquet without columns": lambda world, folder: pq.write_table(
         pq.read_table(world.prompts("short")).drop_columns(["prompt"]), folder / "bare.parquet"
@@ -153,6 +158,7 @@ DAMAGE: dict[str, Callable[[World, Path], Any]] = {
         world, folder, lambda model: (model / "config.json").write_text("{")
     ),
     "another run": lambda world, folder: another_run(folder),
+    "an agent": lambda world, folder: agent_of_ones_own(folder),
     "huge index": lambda world, folder: huge_index(folder),
     "index of more than memory": index_of_more_than_memory,
     "corpus of more than the disk": lambda world, folder: corpus_of_more_than_the_disk(folder),

@@ -4,7 +4,9 @@
 solver, `drzero_environment_sync` for any other environment, and each also with veRL's asynchronous modes.
 """
 
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -99,6 +101,20 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         rollouts = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
         return int(rollouts // self.parameter_sync_step)
 
+    def _get_required_batch_multiple(self, dp_size: int) -> int:
+        """Whole batches. veRL counts rows, and would update once more on the further rows of episodes."""
+        return math.lcm(super()._get_required_batch_multiple(dp_size), self._expected_rollouts)
+
+    def _update_actor(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
+        """Update as often as the config says, however many rows the episodes have."""
+        actor = self.config.actor_rollout_ref.actor
+        planned = actor.ppo_mini_batch_size
+        actor.ppo_mini_batch_size = planned * (len(batch) // self._expected_rollouts)
+        try:
+            return super()._update_actor(batch, metrics)
+        finally:
+            actor.ppo_mini_batch_size = planned
+
     def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> KVBatchMeta:
         """Run veRL's step, then check for collapse before the save: the step may be the last."""
         batch = super().step(metrics, timing_raw)
@@ -160,24 +176,34 @@ class GroupRelativeTrainer(ProgressMixin, FlowMixin):
         data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
         masks, scores = data["response_mask"].unbind(), data["rm_scores"].unbind()
         rewards = [float(row_scores.sum()) for row_scores in scores]
-        groups: list[Any] = [self.method.group(row) for row in rows]
-        counts = np.array([row.counts for row in rows])
-        advantages = self._compared(rewards, groups, rows)
-        if self.config.get("balance_hops"):  # a key of the solver stage
-            advantages = hop_balanced(advantages, [row.hop for row in rows])
-        # Rows that do not count must not enter the loss's mean over tokens.
-        masks = [mask * int(row_counts) for mask, row_counts in zip(masks, counts, strict=True)]
-        pairs = zip(advantages, masks, strict=True)
-        per_token = [float(advantage) * mask.float() for advantage, mask in pairs]
-        self._pay_by_call(per_token, rows, groups)
-        counted = [group for group, row_counts in zip(groups, counts, strict=True) if row_counts]
-        prefix = f"drzero/{self.method.name}"
-        metrics[f"{prefix}/lone_groups"] = sum(counted.count(group) == 1 for group in set(counted))
-        metrics[f"{prefix}/advantage_abs_mean"] = float(np.abs(advantages[counts]).mean()) if counted else 0.0
+        advantages, per_token, masks = self._per_token(rewards, masks, rows)
+        counted = {
+            row.rollout: (self.method.group(row), abs(advantage))
+            for row, advantage in zip(rows, advantages, strict=True)
+            if row.counts
+        }
+        prefix, sizes = f"drzero/{self.method.name}", Counter(group for group, _ in counted.values())
+        metrics[f"{prefix}/lone_groups"] = sum(size == 1 for size in sizes.values())
+        metrics[f"{prefix}/advantage_abs_mean"] = step_metrics.mean([size for _, size in counted.values()])
         columns = {"advantages": per_token, "returns": per_token, "response_mask": masks, "loss_mask": masks}
         nested = {name: torch.nested.as_nested_tensor(c, layout=torch.jagged) for name, c in columns.items()}
         fields = TensorDict(nested, batch_size=len(batch))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
+
+    def _per_token(
+        self, rewards: Sequence[float], masks: Sequence[torch.Tensor], rows: Sequence[StepRow]
+    ) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
+        """Each row's advantage, the advantages of its tokens, and its mask in the loss."""
+        groups = [self.method.group(row) for row in rows]
+        advantages = self._compared(rewards, groups, rows)
+        if self.config.get("balance_hops"):  # a key of the solver stage
+            advantages = hop_balanced(advantages, [row.hop for row in rows])
+        # Rows that do not count must not enter the loss's mean over tokens.
+        masks = [mask * int(row.counts) for mask, row in zip(masks, rows, strict=True)]
+        pairs = zip(advantages, masks, strict=True)
+        per_token = [float(advantage) * mask.float() for advantage, mask in pairs]
+        self._pay_by_call(per_token, rows, groups)
+        return advantages.tolist(), per_token, masks
 
     def _compared(
         self, rewards: Sequence[float], groups: Sequence[Any], rows: Sequence[StepRow]

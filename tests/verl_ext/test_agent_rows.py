@@ -1,0 +1,200 @@
+"""However many rows an agent's episode has, it weighs the same in the loss, and a failed one nothing."""
+
+import asyncio
+import math
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from tensordict import NonTensorData, TensorDict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils.config import omega_conf_to_dataclass
+
+from drzero.recipe.compose import compose_plain, resolve
+from environments.conversation import Conversation
+from environments.score import Score
+from verl_ext.episodes import EpisodeLimits, Sampled
+from verl_ext.gateway.rows import played_rows
+from verl_ext.gateway.session import AgentSession, Asked
+from verl_ext.method.chat import demo_chat_template
+from verl_ext.rollout.environment_agent_loop import reward_fields
+from verl_ext.trainer.policy_loss import BYPASS_MODE, bypass_mode_loss
+from verl_ext.trainer.step_rows import StepRow
+from verl_ext.trainer.trainers import ENVIRONMENT, GroupRelativeTrainer
+
+LIMITS = EpisodeLimits(prompt_tokens=256, response_tokens=4096, tokens_per_turn=64)
+MOST = 7  # calls of an episode
+
+
+class Talker:
+    """Says a number of its own each time, so that no two calls are alike."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.said = tokenizer, 0
+
+    async def sample(self, prompt_ids, max_tokens):
+        self.said += 1
+        ids = self.tokenizer.encode(f"{self.said} and on" * (1 + self.said % 3), add_special_tokens=False)
+        ids.append(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
+        return Sampled(ids, [-0.5] * len(ids))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(smollm2_tokenizer):
+    smollm2_tokenizer.chat_template = demo_chat_template()
+    return smollm2_tokenizer
+
+
+@pytest.fixture(scope="module")
+def actor():
+    config = resolve(compose_plain("train", ["hardware=cpu", "environment=wordle"])).actor_rollout_ref.actor
+    assert (config.loss_agg_mode, config.policy_loss.loss_mode) == ("token-mean", BYPASS_MODE)
+    return omega_conf_to_dataclass(config)
+
+
+# Which earlier call each call goes on from: 0 for none, a new conversation.
+shapes = st.integers(1, MOST).flatmap(lambda n: st.tuples(*(st.integers(0, call) for call in range(n))))
+rewards = st.one_of(st.none(), st.floats(-1, 2), st.just("by call"))
+groups = st.lists(st.tuples(shapes, rewards), min_size=1, max_size=4)
+
+
+def session_of(shape, tokenizer):
+    """The calls of an episode of this shape, by the gateway's own session."""
+    session = AgentSession(Talker(tokenizer), LIMITS, MOST)
+
+    async def ask():
+        for number, earlier in enumerate(shape):
+            asked = [{"role": "user", "content": f"start {number}"}]
+            if earlier:
+                before = session.calls[earlier - 1]
+                heard = {"role": "assistant", "content": before.text}
+                asked = [*before.asked.messages, heard, {"role": "user", "content": f"next {number}"}]
+            await session.ask(Asked(tuple(asked)))
+
+    asyncio.run(ask())
+    assert [0 if call.extends is None else call.extends + 1 for call in session.calls] == list(shape)
+    return session
+
+
+def step_row(key, played):
+    return StepRow(key, False, "agent", {"row": key}, reward_fields(played), Conversation(), 0)
+
+
+def of_one_row(session, played):
+    """The same episode with all its sampled tokens in one row."""
+    places, end = {}, 0
+    for call in session.calls:
+        places[call.number] = (end, end + len(call.sampled.ids))
+        end += len(call.sampled.ids)
+    agent = {**played.extra["agent"], "places": places}
+    return SimpleNamespace(**vars(played) | {"response_mask": [1] * end, "extra": {"agent": agent}})
+
+
+def step_of(group, tokenizer):
+    """(row, names of its tokens) as the gateway makes them, and with one row an episode."""
+    as_made, as_one = [], []
+    for number, (shape, reward) in enumerate(group):
+        session = session_of(shape, tokenizer)
+        rows = played_rows(session)
+        for played in rows:
+            if reward == "by call":
+                played.extra["agent"]["rewards"] = [call.number % 3 / 2 for call in session.calls]
+            paid = math.fsum(played.extra["agent"].get("rewards", [reward or 0.0]))
+            played.score = None if reward is None else Score(paid, False)
+        one = of_one_row(session, rows[0])
+        for made, some in ((as_made, rows), (as_one, [one])):
+            for place, played in enumerate(some):
+                row = step_row(f"p_{number}_{place}", played)
+                made.append((row, played.response_mask, tokens_of(number, row, len(played.response_mask))))
+    return as_made, as_one
+
+
+def tokens_of(episode, row, length):
+    """Which sampled token stands at each place, as (episode, call, place in the call)."""
+    names = [None] * length
+    for call, (start, stop) in row.agent["places"].items():
+        names[start:stop] = [(episode, int(call), place) for place in range(stop - start)]
+    return names
+
+
+def trained(step, tokens, actor, mode=None):
+    """Loss and gradients by token, of log-probs that differ from token to token."""
+    rows = [row for row, _, _ in step]
+    trainer = SimpleNamespace(method=ENVIRONMENT, config=OmegaConf.create({}))
+    for name in ("_compared", "_pay_by_call"):
+        setattr(trainer, name, getattr(GroupRelativeTrainer, name).__get__(trainer))
+    masks = [torch.tensor(mask) for _, mask, _ in step]
+    scores = [row.reward["score"] for row in rows]
+    _, advantages, masks = GroupRelativeTrainer._per_token(trainer, scores, masks, rows)
+    place_of = {name: place for place, name in enumerate(tokens)}
+    log_probs = (-1 - torch.arange(len(tokens)) % 7 / 5).requires_grad_()
+    old = -1 - torch.arange(len(tokens)) % 5 / 4
+    # The ids of prompts and of rows before have log-probs too, which must not matter.
+    of_rows = [[place_of.get(name, 0) for name in names] for _, _, names in step]
+    width = max(map(len, of_rows))
+    index = torch.tensor([places + [0] * (width - len(places)) for places in of_rows])
+    mask = torch.stack([torch.nn.functional.pad(one, (0, width - len(one))) for one in masks]).bool()
+    values = torch.stack([torch.nn.functional.pad(one, (0, width - len(one))) for one in advantages])
+    actor.global_batch_info.update(
+        dp_size=1, batch_num_tokens=int(mask.sum()) or None, global_batch_size=len(rows)
+    )
+    loss, _ = bypass_mode_loss(
+        **{"old_log_prob": old[index], "log_prob": log_probs[index], "advantages": values},
+        **{"response_mask": mask, "loss_agg_mode": mode or actor.loss_agg_mode, "config": actor},
+    )
+    loss.backward()
+    names = [names[place] for _, _, names in step for place in range(len(names))]
+    in_loss = [name for name, kept in zip(names, torch.cat(masks).tolist(), strict=True) if kept]
+    return float(loss.detach()), log_probs.grad, in_loss
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(group=groups)
+def test_an_episode_weighs_the_same_in_one_row_and_in_many(group, tokenizer, actor):
+    as_made, as_one = step_of(group, tokenizer)
+    tokens = [name for _, _, names in as_one for name in names]
+    loss, gradient, in_loss = trained(as_made, tokens, actor)
+    loss_of_one, gradient_of_one, _ = trained(as_one, tokens, actor)
+    counting = {number for number, (_, reward) in enumerate(group) if reward is not None}
+    assert sorted(in_loss) == sorted(name for name in tokens if name[0] in counting)
+    assert loss == pytest.approx(loss_of_one, abs=1e-6)
+    torch.testing.assert_close(gradient, gradient_of_one, rtol=1e-5, atol=1e-7)
+    failed = torch.tensor([name[0] not in counting for name in tokens])
+    assert not gradient[failed].any()
+
+
+def test_a_mean_over_rows_would_weigh_an_episode_by_its_rows(tokenizer, actor):
+    as_made, as_one = step_of([((0, 0, 0), 1.0), ((0,), 0.0)], tokenizer)
+    tokens = [name for _, _, names in as_one for name in names]
+    loss, _, _ = trained(as_made, tokens, actor, "seq-mean-token-mean")
+    loss_of_one, _, _ = trained(as_one, tokens, actor, "seq-mean-token-mean")
+    assert abs(loss - loss_of_one) > 0.01
+
+
+@pytest.mark.parametrize(("rows", "padded", "updates"), [(7, 8, 2), (8, 8, 2), (9, 16, 2), (17, 24, 2)])
+def test_more_rows_make_an_update_larger_and_not_another_one(rows, padded, updates):
+    trainer = object.__new__(get_trainer_cls("drzero_environment_sync"))
+    actor = {"ppo_mini_batch_size": 2, "calculate_entropy": False, "entropy_coeff": 0.0, "ppo_epochs": 1}
+    actor |= {"data_loader_seed": 1, "shuffle": False}
+    rollout = {"n": 2, "temperature": 1.0}
+    trainer.config = OmegaConf.create(
+        {
+            "data": {"train_batch_size": 4},
+            "trainer": {"critic_warmup": 0},
+            "actor_rollout_ref": {"actor": actor, "rollout": rollout},
+        }
+    )
+    trainer.global_steps, trainer.parameter_sync_step, trainer.use_critic = 1, 1, False
+    trainer._heartbeat, trainer.actor_rollout_wg = Mock(), Mock()
+    trainer.actor_rollout_wg.update_actor.return_value = TensorDict({"metrics": NonTensorData({"mfu": 1.0})})
+    multiple = trainer._get_required_batch_multiple(dp_size=2)
+    length = -(-rows // multiple) * multiple
+    batch = KVBatchMeta(keys=[str(row) for row in range(length)], tags=[{}] * length, partition_id="train")
+    trainer._update_actor(batch, {})
+    assert length == padded and batch.extra_info["mini_batch_size"] * updates == padded
+    assert trainer.config.actor_rollout_ref.actor.ppo_mini_batch_size == 2
