@@ -17,7 +17,7 @@ from verl_ext.clients.search_agent import answered
 from verl_ext.method import trajectory as method
 from verl_ext.method.prompts import PromptForm, solver_messages
 from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_tool_calls
+from verl_ext.method.tool_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_tool_calls, search_call
 
 
 class SearchTaskset(Taskset):
@@ -75,7 +75,8 @@ class SearchEpisode(Episode):
 
     async def respond(self, turn: Turn) -> Sequence[Message] | None:  # type: ignore[override]
         """Return the passages of the turn's searches. A turn without a search ends the episode."""
-        calls = tuple(parse_tool_calls(turn.text))
+        # Calls of another form than Hermes' are read by the episode's player alone.
+        calls = tuple(parse_tool_calls(turn.text) or map(search_call, turn.calls))
         self._turns.append(method.Turn(turn.text, calls, turn.truncated))
         # The model would not read the passages of a call in its last turn.
         if not calls or len(self._turns) == self._taskset.max_turns:

@@ -117,11 +117,51 @@ def _xlam(said: str) -> _Read:
     return [(raw, None)] if calls is None else [(json.dumps(call), call) for call in calls], ""
 
 
+def _llama3(said: str) -> _Read:
+    """A part that is objects with a name and parameters, with `;` between. A special token may come first."""
+    before, mark, raw = said.rpartition(PYTHON_TAG)
+    calls = _objects(raw.strip())
+    if calls and all(isinstance(call, dict) and call.keys() >= {"name", "parameters"} for call in calls):
+        named = [{"name": call["name"], "arguments": call["parameters"]} for call in calls]
+        return [(json.dumps(call), one) for call, one in zip(calls, named, strict=True)], before
+    return ([(raw, None)], before) if mark else ([], said)
+
+
+def _objects(text: str) -> list[Any]:
+    """The JSON values of a text, apart by semicolons. Empty if it has anything else."""
+    found, decoder = [], json.JSONDecoder()
+    try:
+        while text:
+            value, end = decoder.raw_decode(text)
+            found.append(value)
+            text = text[end:].strip().removeprefix(";").strip()
+    except (ValueError, RecursionError):
+        return []
+    return found
+
+
+def _mistral(said: str) -> _Read:
+    """A JSON array of calls after a special token."""
+    before, mark, raw = said.partition(TOOL_CALLS)
+    if not mark:
+        return [], said
+    calls = read_json(raw)
+    listed = [(json.dumps(call), call) for call in calls] if isinstance(calls, list) else []
+    return listed or [(raw, None)], before
+
+
 class Form(NamedTuple):
     """A way to write calls."""
 
-    opening: str  # the beginning of a call or a list of calls. Text before it can be streamed
+    openings: tuple[str, ...]  # how a call or a list of calls may begin. Text before it can be streamed
     read: Callable[[str], _Read]
 
 
-FORMS = {"hermes": Form(CALL, _hermes), "xlam": Form("[", _xlam)}
+PYTHON_TAG, TOOL_CALLS = "<|python_tag|>", "[TOOL_CALLS]"
+"""Special tokens that mark a call. A turn's text keeps them."""
+FORMS = {
+    "hermes": Form((CALL,), _hermes),
+    "xlam": Form(("[",), _xlam),
+    "llama3": Form(("{", PYTHON_TAG), _llama3),
+    "mistral": Form((TOOL_CALLS,), _mistral),
+}

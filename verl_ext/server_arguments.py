@@ -78,7 +78,7 @@ def sglang_arguments() -> dict[str, Argument]:
     }
 
 
-REFERENCE_SERVER = {"seed": Argument("int"), "call_form": Argument("text", choices=tuple(FORMS))}
+REFERENCE_SERVER = {"seed": Argument("int"), "call_form": Argument("text", choices=("auto", *FORMS))}
 """Arguments of the reference engine's server that no other key sets (verl_ext/engine/api_server.py)."""
 REFERENCE_ROLLOUT = {"threads": Argument("int"), "prefix_cache_mib": Argument("int")}
 """Arguments of the reference engine's rollout (verl_ext/rollout/reference_rollout.py)."""

@@ -29,13 +29,16 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.ports import address, reserve_port
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.run import require
+from drzero.preflight.tokenizers import load_tokenizer
 from drzero.recipe.compose import resolve, write_resolved
 from drzero.recipe.errors import CheckError
 from drzero.stages.models import model_name
 from drzero.stages.services import solver_spec
+from verl_ext.method.chat import call_form
 from verl_ext.stop_time import seconds_left
 
 _LOG_LINES = 15
+_PARSERS = ("hermes", "llama3", "mistral")  # of SGLang, with our names
 
 
 def run_serve_model(config: DictConfig) -> None:
@@ -57,17 +60,26 @@ def add_call_form(config: DictConfig) -> None:
     given = config.solver.server_args
     if config.solver.engine == "reference":
         parser = {"call_form": config.call_form}
-    elif config.call_form == "hermes":
-        parser = {"tool_call_parser": "hermes"}
     elif "tool_call_parser" in given:
         parser = {}
+    elif (form := _form(config)) in _PARSERS:
+        parser = {"tool_call_parser": form}
     else:
         raise CheckError(
-            f"SGLang has no parser for call_form={config.call_form}: use rollout=reference, or name one of "
+            f"SGLang has no parser for call_form={form}: use rollout=reference, or name one of "
             "its parsers by solver.server_args.tool_call_parser"
         )
     with open_dict(config):
         config.solver.server_args = {**parser, **given}
+
+
+def _form(config: DictConfig) -> str:
+    """Raises CheckError if the model's chat template writes calls in a form that is not known."""
+    try:
+        return call_form(load_tokenizer(config.solver.model_path, "solver.model_path"), config.call_form)
+    except ValueError as reason:
+        fix = "name SGLang's parser by solver.server_args.tool_call_parser"
+        raise CheckError(f"call_form: {reason}: {fix}") from reason
 
 
 def serve(config: DictConfig) -> None:

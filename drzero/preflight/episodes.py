@@ -4,13 +4,17 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from jinja2 import TemplateError
 from omegaconf import DictConfig
 
 from drzero.ops.hub import HUB_ID
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
+from drzero.preflight.growth import CHANGE_TEMPLATE, growth_fault, tools_fault
 from drzero.preflight.models import is_out_of_reach
-from drzero.recipe.environment import limits_of, opening_tokens, play_silent, rows_of
+from drzero.recipe.environment import limits_of, opening_tokens, opening_tools, play_silent, rows_of
+from environments.call import ToolSchema
+from environments.conversation import Conversation, Message
 from environments.fault import SAME_PACKAGES, EnvironmentUnusable
 from environments.row import Row
 from environments.taskset import Taskset
@@ -104,7 +108,13 @@ def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
         yield warning(ENV, why, "also run preflight where the hub answers")
         return
     tokenizer = ctx.load_tokenizer(str(model), ENV)
-    played = play_silent(taskset, rows[0], tokenizer, limits_of(config))
+    try:
+        limits = limits_of(config, tokenizer)
+    except ValueError as reason:
+        form = "name the form, such as environment.call_form=hermes, if the model can write calls in it"
+        yield error("environment.call_form", f"the model at {model}: {reason}", form)
+        return
+    played = play_silent(taskset, rows[0], tokenizer, limits)
     if played.fault is not None:
         yield error(ENV, f"an episode without a model fails: {played.fault}", "correct the environment")
         return
@@ -119,7 +129,25 @@ def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
     if played.score.success:
         yield warning(ENV, "saying nothing solves the task", "is its score right?")
     if taskset.player == Taskset.player:
+        yield from _grows(ctx, played.conversation, opening_tools(taskset, rows[0]), tokenizer)
         yield from _prompts_fit(ctx, rows[:: max(1, len(rows) // _OPENED)][:_OPENED], tokenizer)
+
+
+def _grows(
+    ctx: CheckContext, played: Conversation, tools: list[ToolSchema], tokenizer: Any
+) -> Iterator[Finding]:
+    """The model's chat template must not change later what it has written of an episode."""
+    messages: list[Message] = [*played.opening]
+    for turn in played.turns:
+        messages += [{"role": "assistant", "content": "text"}, *turn.answers]
+    try:
+        fault = growth_fault(tokenizer, messages, tools or None)
+        fault = fault or (tools_fault(tokenizer, played.opening, tools) if tools else None)
+    except (ValueError, TypeError, TemplateError) as reason:  # of templates: raise_exception, None + text
+        fault = str(reason)
+    if fault:
+        why = f"{ctx.taskset().name} cannot be played with {tokenizer.name_or_path}: {fault}"
+        yield error(ENV, why, CHANGE_TEMPLATE)
 
 
 def _prompts_fit(ctx: CheckContext, rows: list[Row], tokenizer: Any) -> Iterator[Finding]:

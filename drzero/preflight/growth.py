@@ -5,8 +5,20 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids, turn_end_id
+from environments.call import tool_name
+from verl_ext.method.chat import (
+    decode,
+    next_turn_ids,
+    opened_thinking,
+    render_prompt_ids,
+    tool_turn_ids,
+    turn_end_id,
+)
 
+CHANGE_TEMPLATE = (
+    "choose an instruction-tuned model of another family, such as Qwen2.5-Instruct, or correct "
+    "chat_template.jinja in a copy of the model's folder"
+)
 Messages = Sequence[Mapping[str, Any]]
 _SHOWN = 12  # ids on both sides of a difference
 
@@ -30,6 +42,22 @@ def growth_fault(
         if fault := _difference(tokenizer, messages, joined, fresh):
             return f"{fault}, once {_named(messages, new)} follows"
     return None
+
+
+def tools_fault(tokenizer: Any, opening: Messages, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why a conversation cannot go on from `opening` with two calls of a tool, or None.
+
+    Raises ValueError or what the template raises.
+    """
+    if render_prompt_ids(tokenizer, opening, tools) == render_prompt_ids(tokenizer, opening, None):
+        return "its chat template does not render tools"
+    if tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
+        return "its chat template does not render tool responses"
+    function = {"name": tool_name(tools[0]), "arguments": {"query": "town"}}
+    calls = [{"type": "function", "function": function}]
+    called: Messages = [{"role": "assistant", "content": "", "tool_calls": calls}]
+    answered = [*called, {"role": "tool", "content": "text"}]
+    return growth_fault(tokenizer, [*opening, *answered, *answered], tools)
 
 
 def _answered(messages: Messages) -> Iterator[tuple[int | None, int]]:
@@ -56,7 +84,7 @@ def _difference(
     for number, (places, ids) in enumerate(joined):
         sure, begun = (len(ids), "") if number == last else _before_turn(tokenizer, ids)
         found = fresh[at:] if number == last else fresh[at : at + sure]
-        after = _text(tokenizer, fresh[at + sure : at + len(ids) + _SHOWN])
+        after = decode(tokenizer, fresh[at + sure : at + len(ids) + _SHOWN])
         if found != ids[:sure] or not after.startswith(begun):
             return _shown(tokenizer, _named(messages, places), ids, fresh[at:])
         at += sure
@@ -71,21 +99,17 @@ def _before_turn(tokenizer: Any, ids: list[int]) -> tuple[int, str]:
     Text after the last special token can be tokenized in another way together with the turn's text.
     """
     opened, kept = opened_thinking(tokenizer, ids), len(ids)
-    while opened and opened.endswith(_text(tokenizer, ids[kept - 1 :])):
+    while opened and opened.endswith(decode(tokenizer, ids[kept - 1 :])):
         kept -= 1
     special = set(tokenizer.get_added_vocab().values())
     sure = next((place for place in range(kept, 0, -1) if ids[place - 1] in special), 0)
-    return sure, _text(tokenizer, ids[sure:kept])
-
-
-def _text(tokenizer: Any, ids: list[int]) -> str:
-    return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+    return sure, decode(tokenizer, ids[sure:kept])
 
 
 def _shown(tokenizer: Any, what: str, ids: list[int], found: list[int]) -> str:
     pairs = enumerate(zip(ids, found, strict=False))
     same = next((place for place, (one, other) in pairs if one != other), min(len(ids), len(found)))
-    before, after = (_text(tokenizer, side[max(same - 2, 0) : same + _SHOWN]) for side in (ids, found))
+    before, after = (decode(tokenizer, side[max(same - 2, 0) : same + _SHOWN]) for side in (ids, found))
     return f"its chat template writes {what} as {after!r} in place of {before!r}"
 
 

@@ -10,25 +10,22 @@ from jinja2 import TemplateError
 
 from drzero.ops.hub import hub_fault
 from drzero.preflight.finding import refusal
-from drzero.preflight.growth import growth_fault
+from drzero.preflight.growth import CHANGE_TEMPLATE, growth_fault, tools_fault
 from drzero.preflight.model_shape import model_config
-from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids, turn_end_id
+from verl_ext.method.chat import (
+    call_form,
+    decode,
+    next_turn_ids,
+    render_prompt_ids,
+    turn_end_id,
+)
 from verl_ext.method.tool_calls import (
-    SEARCH_TOOL_NAME,
     SEARCH_TOOL_SCHEMA,
-    parse_tool_calls,
     render_tool_call,
 )
 
-_SAID: list[dict[str, Any]] = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Vell."}]
-_TALK = [*_SAID * 2, _SAID[0]]
-_FUNCTION = {"name": SEARCH_TOOL_NAME, "arguments": {"query_list": ["town"]}}
-_CALL: dict[str, Any] = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": "000000000", "type": "function", "function": _FUNCTION}],
-}
-_RESULT: dict[str, Any] = {"role": "tool", "content": "text"}
+_TALK = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Vell."}] * 2
+_ASKED = [{"role": "system", "content": "text"}, _TALK[0]]
 
 
 def load_tokenizer(path: str, key: str) -> Any:
@@ -70,37 +67,17 @@ def load_chat_tokenizer(path: str, key: str, *, searches: bool = True) -> Any:
     """Raises PreflightFailed about `key` unless the model can hold conversations, with or without tools."""
     tokenizer = load_tokenizer(path, key)
     try:
-        flaw = _search_flaw(tokenizer) if searches else growth_fault(tokenizer, _TALK)
+        if searches:
+            flaw = tools_fault(tokenizer, _ASKED, [SEARCH_TOOL_SCHEMA])
+            call_form(tokenizer)  # raises ValueError if it is not known
+        else:
+            flaw = growth_fault(tokenizer, [*_TALK, _TALK[0]])
     except (ValueError, TypeError, TemplateError) as reason:  # of templates: raise_exception, None + text
         flaw = str(reason)
     if flaw:
         held = "a conversation with searches" if searches else "a conversation"
-        raise refusal(
-            key,
-            f"the model at {path} cannot hold {held}: {flaw}",
-            "choose an instruction-tuned model of another family, such as Qwen2.5-Instruct, or correct "
-            "chat_template.jinja in a copy of the model's folder",
-        )
+        raise refusal(key, f"the model at {path} cannot hold {held}: {flaw}", CHANGE_TEMPLATE)
     return tokenizer
-
-
-def _search_flaw(tokenizer: Any) -> str | None:
-    opening = [{"role": "system", "content": "text"}, _TALK[0]]
-    with_tools = render_prompt_ids(tokenizer, opening, [SEARCH_TOOL_SCHEMA])
-    if with_tools == render_prompt_ids(tokenizer, opening, None):
-        return "its chat template does not render tools"
-    if tool_turn_ids(tokenizer, [], ["one"]) == tool_turn_ids(tokenizer, [], ["two"]):
-        return "its chat template does not render tool responses"
-    if not _writes_our_calls(tokenizer):
-        ours = " ".join(render_tool_call(["..."]).split())
-        return f"its chat template writes calls in another form than {ours}"
-    return growth_fault(tokenizer, [*opening, *[_CALL, _RESULT] * 2], [SEARCH_TOOL_SCHEMA])
-
-
-def _writes_our_calls(tokenizer: Any) -> bool:
-    """Whether our parser reads the call that the template renders. A template may also render none."""
-    text = tokenizer.apply_chat_template([_TALK[0], _CALL], tokenize=False)
-    return "town" not in text or any(parsed.queries == ("town",) for parsed in parse_tool_calls(text))
 
 
 def token_drift(tokenizer: Any) -> int:
@@ -110,6 +87,5 @@ def token_drift(tokenizer: Any) -> int:
         call = f"<think>So.</think>{render_tool_call([query])}"
         turn = [*tokenizer.encode(call, add_special_tokens=False), turn_end_id(tokenizer)]
         ids += turn + next_turn_ids(tokenizer, turn, [{"role": "user", "content": f"[1] {query}\nText."}])
-    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    again = tokenizer.encode(text, add_special_tokens=False)
+    again = tokenizer.encode(decode(tokenizer, ids), add_special_tokens=False)
     return sum(a != b for a, b in zip(ids, again, strict=False)) + abs(len(ids) - len(again))

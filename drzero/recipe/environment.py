@@ -12,12 +12,13 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from environments.call import ToolSchema
 from environments.fault import EnvironmentFault, EnvironmentUnusable, guarded
 from environments.registry import find, names
 from environments.row import Row, Split
 from environments.taskset import Taskset
-from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
-from verl_ext.method.chat import turn_end_id
+from verl_ext.episodes import EpisodeLimits, Played, Sampled, ask, play_row
+from verl_ext.method.chat import call_form, turn_end_id
 
 ROWS_PATIENCE = 10  # rows may take this many times longer than other calls, because they may come from a file
 
@@ -58,14 +59,14 @@ def rows_of(taskset: Taskset, split: Split, n: int | None, seed: int) -> list[Ro
     return list(rows if n is None else rows[:n])
 
 
-def limits_of(config: DictConfig) -> EpisodeLimits:
+def limits_of(config: DictConfig, tokenizer: Any) -> EpisodeLimits:
     """An episode's limits, from a run's config."""
     return EpisodeLimits(
         prompt_tokens=config.data.max_prompt_length,
         response_tokens=config.data.max_response_length,
         tokens_per_turn=config.rollout.max_tokens_per_turn,
         max_turns=config.environment.max_turns,
-        call_form=config.environment.call_form,
+        call_form=call_form(tokenizer, config.environment.call_form),
     )
 
 
@@ -80,6 +81,19 @@ class _Silent:
 def play_silent(taskset: Taskset, row: Row, tokenizer: Any, limits: EpisodeLimits) -> Played:
     """Play an episode with silence, which shows an environment's faults without a model."""
     return asyncio.run(play_row(taskset, row, _Silent(tokenizer), limits))[-1]
+
+
+def opening_tools(taskset: Taskset, row: Row) -> list[ToolSchema]:
+    """The tools at the beginning of a row's episode. Raises EnvironmentFault."""
+
+    async def tools() -> list[ToolSchema]:
+        episode = await ask(taskset, "Taskset.episode", taskset.episode, row)
+        try:
+            return list(await ask(taskset, "Episode.tools", episode.tools) or ())
+        finally:
+            await ask(taskset, "Episode.close", episode.close)
+
+    return asyncio.run(tools())
 
 
 def opening_tokens(taskset: Taskset, row: Row, tokenizer: Any) -> int:

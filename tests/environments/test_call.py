@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.call import FORMS, Call, parse_calls
+from environments.call import FORMS, Call, outside_calls, parse_calls
 from environments.conversation import Conversation, Turn, tool_message, user_message
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in ("add", "stop")]
@@ -91,6 +91,62 @@ def test_no_text_of_a_model_raises(text, form):
 
 def test_deeply_nested_json_is_an_invalid_call():
     assert not call("[" * 100_000).valid
+
+
+ADD = {"name": "add", "arguments": {"a": 1}}
+AS_LLAMA = '{"name": "add", "parameters": {"a": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "names"),
+    [
+        ("llama3", AS_LLAMA, ["add"]),
+        ("llama3", f" \n{AS_LLAMA}\n", ["add"]),
+        ("llama3", f"<think>So.</think>\n\n{AS_LLAMA}; {AS_LLAMA}", ["add", "add"]),
+        ("llama3", f"Let me see.<|python_tag|>{AS_LLAMA}", ["add"]),
+        ("llama3", "<|python_tag|>add.call(a=1)", [None]),
+        ("llama3", f"<|python_tag|>{AS_LLAMA[:-1]}", [None]),
+        ("llama3", "<|python_tag|>", [None]),
+        ("llama3", f"It is {AS_LLAMA}", []),
+        ("llama3", f"{AS_LLAMA} or so", []),
+        ("llama3", AS_LLAMA[:-1], []),
+        ("llama3", '{"name": "Orrin"}', []),
+        ("llama3", "3; 4", []),
+        ("llama3", "", []),
+        ("mistral", f"[TOOL_CALLS] [{json.dumps(ADD)}]", ["add"]),
+        ("mistral", f"Let me see.[TOOL_CALLS]{json.dumps([ADD | {'id': 'a1b2c3d4e'}, ADD])}", ["add", "add"]),
+        ("mistral", f"[TOOL_CALLS]{json.dumps(ADD)}", [None]),
+        ("mistral", f"[TOOL_CALLS][{json.dumps(ADD)}", [None]),
+        ("mistral", "[TOOL_CALLS][]", [None]),
+        ("mistral", "[TOOL_CALLS]", [None]),
+        ("mistral", f"[{json.dumps(ADD)}]", []),
+    ],
+)
+def test_calls_are_read_in_the_form_of_their_family(form, text, names):
+    found = parse_calls(text, TOOLS, form)
+    assert [call.name for call in found] == names
+    for call in found:
+        assert (call.arguments == {"a": 1}) if call.valid else call.error == "the call is not a JSON object"
+    assert not found or AS_LLAMA not in outside_calls(text, form)
+
+
+json_values = st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text(), max_size=3)
+
+
+@given(st.lists(st.dictionaries(st.text(), json_values, max_size=3), min_size=1, max_size=3), st.text())
+def test_every_form_reads_the_calls_that_are_written_in_it(arguments, before):
+    before = "".join(character for character in before if character not in "<>[{")
+    calls = [{"name": "add", "arguments": one} for one in arguments]
+    llama = [json.dumps({"name": "add", "parameters": one}) for one in arguments]
+    texts = {
+        "hermes": before + "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls),
+        "xlam": json.dumps(calls),
+        "llama3": f"{before}<|python_tag|>{'; '.join(llama)}",
+        "mistral": f"{before}[TOOL_CALLS]{json.dumps(calls)}",
+    }
+    assert set(texts) == set(FORMS)
+    for form, text in texts.items():
+        assert [call.arguments for call in parse_calls(text, TOOLS, form)] == arguments
 
 
 CALLS = st.builds(

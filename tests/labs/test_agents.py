@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import unused_port
+from families import family
 from scripted_endpoint import scripted_endpoint
 from served_model import served_model
 
@@ -329,8 +330,8 @@ def test_the_model_is_served_under_its_hub_id_or_its_folders_name(tmp_path):
         (["hardware=8xh100", "solver.server_args.tool_call_parser=qwen25"], "--tool-call-parser", "qwen25"),
     ],
 )
-def test_either_engine_is_told_how_the_model_writes_calls(words, option, value):
-    config = compose_stage("serve_model", ["model=Qwen/Qwen2.5-3B-Instruct", *words])
+def test_either_engine_is_told_how_the_model_writes_calls(words, option, value, tiny_model):
+    config = compose_stage("serve_model", [f"model={tiny_model}", *words])
     add_call_form(config)
     command = solver_spec(resolve(config), "model", "a-name").command
     assert command[command.index(option) + 1] == value
@@ -339,9 +340,18 @@ def test_either_engine_is_told_how_the_model_writes_calls(words, option, value):
     assert command[command.index("--port") + 1] == "8080"
 
 
-def test_a_form_of_calls_that_sglang_cannot_read_is_refused():
+@pytest.mark.parametrize("name", ["llama3", "mistral"])
+def test_sglangs_parser_is_the_one_of_the_models_template(name, tmp_path, smollm2_tokenizer):
+    family(smollm2_tokenizer, name).save_pretrained(tmp_path / "model")
+    config = compose_stage("serve_model", [f"model={tmp_path / 'model'}", "hardware=8xh100"])
+    add_call_form(config)
+    assert config.solver.server_args.tool_call_parser == name
+
+
+def test_a_form_of_calls_that_sglang_cannot_read_is_refused(tiny_model):
+    words = ["hardware=8xh100", "call_form=xlam", f"model={tiny_model}"]
     with pytest.raises(CheckError, match="SGLang has no parser for call_form=xlam"):
-        add_call_form(compose_stage("serve_model", ["hardware=8xh100", "call_form=xlam"]))
+        add_call_form(compose_stage("serve_model", words))
 
 
 def test_a_port_in_use_ends_serve_model_before_a_model_is_loaded(url, tiny_model, tmp_path, capsys):

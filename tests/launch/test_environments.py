@@ -102,7 +102,7 @@ class TestTheGuidesCommands:
         [
             (f"train --config-path {BFCL}", "xlam"),
             ("evaluate --env bfcl-multi-turn", "xlam"),
-            ("evaluate --env bfcl-single-turn --model Qwen/Qwen2.5-3B-Instruct", "hermes"),
+            ("evaluate --env bfcl-single-turn --model Qwen/Qwen2.5-3B-Instruct", "auto"),
             ("train --env textarena --model Salesforce/xLAM-2-3b-fc-r", "xlam"),
         ],
     )

@@ -8,7 +8,7 @@ from verl.experimental.agent_loop.agent_loop import DictConfigWrap
 from verl.utils.dataset.rl_dataset import RLHFDataset
 from verl.workers.rollout.replica import TokenOutput
 
-EPISODES = {"max_turns": None, "call_form": "hermes"}
+EPISODES = {"max_turns": None, "call_form": "auto"}
 """The environment loop's arguments that are always the same here."""
 
 
@@ -20,12 +20,14 @@ class Engine:
         self._eos = tokenizer.eos_token_id
         self.inputs: list[list[int]] = []
         self.caps: list[int] = []
+        self.stops: list[list[int]] = []
         self.outputs: list[list[int]] = []
 
     async def generate(
         self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
         self.caps.append(sampling_params["max_tokens"])
+        self.stops.append(sampling_params.get("stop_token_ids"))
         ids = [*self._turns[len(self.inputs)], self._eos][: self.caps[-1]]
         self.inputs.append(list(prompt_ids))
         self.outputs.append(ids)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from docs_environment import write_environment
+from families import family
 from stage_run import RUN_LIMIT_S
 from transformers import AutoTokenizer
 
@@ -44,8 +45,11 @@ class One(Episode):
     def __init__(self, n): self.n = n
     def messages(self):
         long = {{"long": True, "one long": self.n == 4, "half long": self.n % 4 == 2}}
-        return [user_message("hello " * (3000 if long.get(WRONG) else 1))]
-    def tools(self): return {{"tool": ["add"], "tools": 5}}.get(WRONG, ())
+        system = [{{"role": "system", "content": "Add."}}] if "system" in WRONG else []
+        return [*system, user_message("hello " * (3000 if long.get(WRONG) else 1))]
+    def tools(self):
+        add = {{"type": "function", "function": {{"name": "add", "parameters": {{}}}}}}
+        return {{"tool": ["add"], "tools": 5, "call": [add], "system and call": [add]}}.get(WRONG, ())
     def respond(self, turn):
         if WRONG == "raises" or (WRONG == "some" and self.n % 100 == 2): raise KeyError("key")
         if WRONG == "hangs": time.sleep(30)
@@ -155,6 +159,31 @@ def test_what_an_environment_does_wrong_is_one_line_before_a_start(compose, tmp_
     (tmp_path / "broken.py").write_text(BROKEN.format(wrong=wrong))
     said_all = found(preflight(compose("train", "env=broken", f"paths.environments={tmp_path}"), "train"))
     assert said in said_all and len(said_all.splitlines()) == 1
+
+
+MOVED = r"writes messages 1–2 \(system, user\) as .* once message 4 \(tool\) follows"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("llama3", "system and call", None),
+        ("mistral", "call", None),
+        ("mistral", "system and call", f"broken cannot be played with .*/model: its chat template {MOVED}"),
+        ("gemma", "no call", None),
+        ("gemma", "call", "broken cannot be played with .*: its chat template does not render tools"),
+        ("gemma", "system", "the chat template does not take its messages: System role not supported"),
+    ],
+)
+def test_a_models_family_plays_what_its_chat_template_lets_grow(
+    compose, tmp_path, tiny_model, smollm2_tokenizer, name, kind, said
+):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    family(smollm2_tokenizer, name).save_pretrained(tmp_path / "model")
+    (tmp_path / "broken.py").write_text(BROKEN.format(wrong=kind))
+    places = [f"paths.environments={tmp_path}", f"base_model={tmp_path / 'model'}"]
+    told = found(preflight(compose("train", "env=broken", *places), "train"))
+    assert told == "" if said is None else re.search(said, told)
 
 
 @pytest.mark.parametrize(

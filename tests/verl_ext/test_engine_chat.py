@@ -212,10 +212,10 @@ def test_thinking_that_the_prompt_opened_makes_no_call(opened, text, content, na
 
 @pytest.mark.parametrize("form", FORMS)
 def test_no_piece_of_a_call_or_a_stop_string_is_sent_early(form, smollm2_tokenizer):
-    opening = FORMS[form].opening
-    text = f"Ø 3 < 4, then \n{opening}more STOP"
-    stream = TextStream(smollm2_tokenizer, True, ("STOP",), (opening,))
+    openings = FORMS[form].openings
+    text = f"Ø 3 < 4, then \n{openings[-1]}more STOP"
+    stream = TextStream(smollm2_tokenizer.decode, ("STOP",), openings)
     pieces = [stream.push(token) for token in smollm2_tokenizer.encode(text)]
     assert "".join(pieces) == stream.sent == "Ø 3 < 4, then"
-    plain = TextStream(smollm2_tokenizer, True, (), ())
+    plain = TextStream(smollm2_tokenizer.decode, (), ())
     assert "".join(plain.push(token) for token in smollm2_tokenizer.encode(text)) == text

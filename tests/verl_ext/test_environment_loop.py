@@ -5,6 +5,7 @@ import math
 
 import pytest
 from agent_loops import EPISODES, Engine, run_loop
+from families import family
 
 from environments.conversation import Conversation
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
@@ -109,6 +110,33 @@ def test_a_call_is_answered_and_only_sampled_ids_are_trained_on(tokenizer, folde
     assert trained == engine.outputs[0] + engine.outputs[1]
     assert output.response_logprobs is not None and len(output.response_logprobs) == len(output.response_ids)
     assert output.extra_fields["token_drift"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("llama3", '{"name": "add", "parameters": {"a": 2, "b": 3}}'),
+        ("mistral", '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 2, "b": 3}}]'),
+        ("qwen3", f"The sum.\n</think>\n\n{add(2, 3)}"),
+    ],
+)
+def test_a_model_of_another_family_plays_with_its_own_turns_and_calls(smollm2_tokenizer, folder, name, call):
+    tokenizer = family(smollm2_tokenizer, name)
+    said = "So.\n</think>\n\n5" if name == "qwen3" else "5"
+    output, engine = roll_out(tokenizer, folder, TASK, call, said)
+    first, second = engine.inputs
+    assert first == render_prompt_ids(tokenizer, [{"role": "user", "content": "2 + 3?"}], [ADD])
+    assert second == first + engine.outputs[0] + tool_turn_ids(tokenizer, engine.outputs[0], ["5"])
+    assert (output.reward_score, output.extra_fields["token_drift"]) == (1.0, 0)
+    assert output.prompt_ids + output.response_ids == second + engine.outputs[1]
+
+
+def test_a_family_without_a_role_for_tools_talks_and_is_refused_their_use(smollm2_tokenizer, folder):
+    tokenizer = family(smollm2_tokenizer, "gemma")
+    output, _ = roll_out(tokenizer, folder, TASK, "5")
+    assert output.reward_score == 1.0
+    output, _ = roll_out(tokenizer, folder, TASK, add(2, 3), "5")
+    assert "roles must alternate" in reward(output)["reason_invalid"] and not reward(output)["valid"]
 
 
 DRAFT = f"<think>maybe {add(9, 9)}</think>"

@@ -1,5 +1,7 @@
 """Turns joined one by one, with the chat templates of other families, against the whole conversation."""
 
+import copy
+
 import pytest
 from families import family
 from hypothesis import given
@@ -7,14 +9,16 @@ from hypothesis import strategies as st
 
 from drzero.preflight.growth import growth_fault
 from verl_ext.method.chat import (
+    call_form,
     next_turn_ids,
     opened_thinking,
     read_turn,
     render_prompt_ids,
     turn_end_id,
     turn_ends,
+    turn_text,
 )
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, parse_tool_calls
 
 TOOLS = [SEARCH_TOOL_SCHEMA]
 WITH_TOOLS = ("llama3", "mistral", "qwen3")
@@ -178,3 +182,40 @@ SEARCHED = [said("user", "Who?"), calling(["town"]), said("tool", "text")]
 def test_a_conversation_that_does_not_grow_is_named_with_its_place(families, name, messages, tools, place):
     fault = growth_fault(families[name], messages, tools)
     assert fault is None if place is None else fault is not None and place in fault
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [("llama3", "llama3"), ("mistral", "mistral"), ("gemma", "hermes"), ("qwen3", "hermes")]
+)
+def test_calls_are_read_as_the_models_template_writes_them(families, name, form):
+    assert call_form(families[name]) == form
+    assert call_form(families[name], "xlam") == "xlam"
+
+
+def test_calls_in_a_form_that_nothing_reads_are_refused(families):
+    other = copy.deepcopy(families["qwen3"])
+    other.chat_template = other.chat_template.replace("tool_call>", "act>")
+    with pytest.raises(ValueError, match=r"writes calls in a form that is not known: .*<act>"):
+        call_form(other)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", 'Let me see.[TOOL_CALLS][{"name": "search", "arguments": {"query_list": ["town"]}}]'),
+        ("llama3", '<|python_tag|>{"name": "search", "parameters": {"query_list": ["town"]}}'),
+    ],
+)
+def test_a_special_token_that_marks_a_call_stays_in_a_turns_text(families, name, text):
+    tokenizer = families[name]
+    assert text not in tokenizer.decode(sampled(tokenizer, text), skip_special_tokens=True)
+    assert read_turn(tokenizer, [], sampled(tokenizer, text)) == text
+    (call,) = parse_tool_calls(text, name)
+    assert call.queries == ("town",)
+
+
+@given(text=texts)
+def test_without_such_a_token_a_turns_text_is_the_decoded_one(families, text):
+    for tokenizer in families.values():
+        ids = sampled(tokenizer, text)
+        assert turn_text(tokenizer, ids) == tokenizer.decode(ids, skip_special_tokens=True)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from agent_loops import Engine, run_loop
 from conftest import unused_port
+from families import family
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from verl.experimental.agent_loop.tool_agent_loop import ToolListWrap
@@ -18,7 +19,7 @@ from environments.row import Row
 from search.client import SearchClient
 from verl_ext.clients.search_agent import SearchAgent
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
-from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
+from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_ends
 from verl_ext.method.format_score import think_part
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import solver_messages
@@ -78,6 +79,38 @@ def test_a_search_is_a_turn_with_the_text_as_shown(tokenizer, url):
     ids = [*tokenizer.encode(VELL, add_special_tokens=False), tokenizer.eos_token_id]
     assert engine.inputs == [prompt, prompt + ids + tool_turn_ids(tokenizer, ids, [shown])]
     assert output.prompt_ids == prompt
+
+
+ASK_VELL = '{"name": "search", "%s": {"query_list": ["Vell"]}}'
+FAMILIES = {
+    "llama3": ASK_VELL % "parameters",
+    "mistral": f"Let me see.[TOOL_CALLS][{ASK_VELL % 'arguments'}]",
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_of_another_family_searches_in_its_own_form(smollm2_tokenizer, url, name):
+    tokenizer, call = family(smollm2_tokenizer, name), FAMILIES[name]
+    output, engine = roll_out(tokenizer, url, call, FINAL)
+    turn, last = trajectory(output).turns
+    assert (turn.text, turn.calls[0].queries, last.text) == (call, ("Vell",), FINAL)
+    prompt = render_prompt_ids(tokenizer, PROMPT, [SEARCH_TOOL_SCHEMA])
+    shown = tool_turn_ids(tokenizer, engine.outputs[0], [turn.calls[0].response])
+    assert engine.inputs == [prompt, prompt + engine.outputs[0] + shown]
+    ids = output.prompt_ids + output.response_ids
+    assert ids.count(tokenizer.bos_token_id) == 1 and output.extra_fields["token_drift"] == 0
+    trained = [i for i, kept in zip(output.response_ids, output.response_mask, strict=True) if kept]
+    assert trained == engine.outputs[0] + engine.outputs[1]
+    assert engine.stops == [sorted(turn_ends(tokenizer))] * 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_cut_turn_of_another_family_is_told_from_one_that_ended(smollm2_tokenizer, url, name):
+    tokenizer = family(smollm2_tokenizer, name)
+    length = len(tokenizer.encode(FINAL, add_special_tokens=False))
+    ended, _ = roll_out(tokenizer, url, FINAL, cap=length + 1)
+    cut, _ = roll_out(tokenizer, url, FINAL, cap=length)
+    assert [one.truncated for output in (ended, cut) for one in trajectory(output).turns] == [False, True]
 
 
 def test_an_engine_that_returns_no_token_loses_the_rollout(tokenizer, url):

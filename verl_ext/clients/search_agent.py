@@ -13,7 +13,7 @@ from environments.call import ToolSchema
 from search.client import SearchRefused, SearchUnavailable
 from verl_ext.clients.chat_endpoint import ChatDialogue, ChatEndpoint, ConversationRefused, Reply
 from verl_ext.clients.served_model import ServedModel, ServerUnavailable
-from verl_ext.method.chat import read_turn, render_prompt_ids, tool_turn_ids
+from verl_ext.method.chat import call_form, read_turn, render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
 from verl_ext.method.prompts import MAX_TURNS, Message
 from verl_ext.method.tool_calls import (
@@ -191,7 +191,8 @@ class _TokenDialogue:
         said = await agent.complete(self._context, room, seed)
         self._said = said.ids
         text = read_turn(agent.tokenizer, self._context, said.ids)
-        return Reply(text, tuple(parse_tool_calls(text)), said.truncated, tokens_in, len(said.ids))
+        calls = parse_tool_calls(text, call_form(agent.tokenizer))
+        return Reply(text, tuple(calls), said.truncated, tokens_in, len(said.ids))
 
     def answer(self, responses: Sequence[str]) -> None:
         self._context += self._said + tool_turn_ids(self._agent.tokenizer, self._said, responses)

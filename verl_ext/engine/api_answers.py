@@ -19,7 +19,15 @@ from drzero.ops.openai_http import RequestRefused, sse
 from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
 from verl_ext.engine.engine import EngineFailure, Generation, ReferenceEngine
-from verl_ext.method.chat import opened_thinking, plain_message, render_prompt_ids, turn_ends
+from verl_ext.method.chat import (
+    call_form,
+    decode,
+    opened_thinking,
+    plain_message,
+    render_prompt_ids,
+    turn_ends,
+    turn_text,
+)
 
 _OWN_OPTIONS = {"conversation", "tools", "chat_template", "tokenize", "return_dict", "add_generation_prompt"}
 """Options of `apply_chat_template` that only the server sets."""
@@ -155,12 +163,17 @@ class Job:
 
     def _text(self, generation: Generation) -> str:
         """The text without what ended it, or with it for `no_stop_trim`."""
-        ids, skip = generation.token_ids, self.request.skip_special_tokens
-        text = decode(self.tokenizer, ids, skip)
+        ids = generation.token_ids
+        text = self._decode(ids)
         if generation.finish_reason != "stop" or self.request.no_stop_trim:
             return text
         ends = [text.find(stop) for stop in self.request.stop_strings if stop in text]
-        return text[: min(ends)] if ends else decode(self.tokenizer, ids[:-1], skip)
+        return text[: min(ends)] if ends else self._decode(ids[:-1])
+
+    def _decode(self, ids: list[int]) -> str:
+        if self.tools and self.request.skip_special_tokens:
+            return turn_text(self.tokenizer, ids)
+        return decode(self.tokenizer, ids, skip_special_tokens=self.request.skip_special_tokens)
 
     @property
     def _chunk(self) -> str:
@@ -176,8 +189,8 @@ class Job:
         return usage | {"total_tokens": tokens_in + tokens_out}
 
     def _text_stream(self) -> "TextStream":
-        stops, opening = tuple(self.request.stop_strings), (FORMS[self.form].opening,) if self.tools else ()
-        return TextStream(self.tokenizer, self.request.skip_special_tokens, stops, opening)
+        stops, opening = tuple(self.request.stop_strings), FORMS[self.form].openings if self.tools else ()
+        return TextStream(self._decode, stops, opening)
 
     def _last_events(self, index: int, generation: Generation, sent: str) -> list[str]:
         choice = self._choice(index, generation)
@@ -202,8 +215,7 @@ class Job:
 class TextStream:
     """The part of a generation's text that is certain."""
 
-    tokenizer: PreTrainedTokenizerBase
-    skip_special_tokens: bool
+    decode: Callable[[list[int]], str]
     stops: tuple[str, ...]
     openings: tuple[str, ...]  # of tool calls. Text from there on, and blanks before it, wait for the end
     sent: str = ""
@@ -216,8 +228,8 @@ class TextStream:
         """Add an id. Returns the text that can be sent now."""
         self._ids.append(token_id)
         # Decode a window: a token's text depends on the one before it, and a character may need several.
-        known = decode(self.tokenizer, self._ids[self._from : self._read], self.skip_special_tokens)
-        window = decode(self.tokenizer, self._ids[self._from :], self.skip_special_tokens)
+        known = self.decode(self._ids[self._from : self._read])
+        window = self.decode(self._ids[self._from :])
         if len(window) > len(known) and not window.endswith("�"):
             self._text += window[len(known) :]
             self._from, self._read = self._read, len(self._ids)
@@ -262,6 +274,7 @@ def chat_job(
         ends = (*request.stop_token_ids, *turn_ends(tokenizer))
         request = request.model_copy(update={"stop_token_ids": ends})
     limit = engine.max_seq_len if limit is None else limit
+    form = call_form(tokenizer, form) if tools else "hermes"
     return Job(engine, tokenizer, request, model, prompt, limit, form, tools)
 
 
@@ -312,12 +325,6 @@ def stop_checker(tokenizer: PreTrainedTokenizerBase, stops: list[str]) -> Callab
         return any(stop in text for stop in stops)
 
     return stopped
-
-
-def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int], skip_special_tokens: bool = False) -> str:
-    """The exact text of ids. Some tokenizers would remove spaces."""
-    options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
-    return str(tokenizer.decode(ids, **options))
 
 
 def tool_call(call: Call) -> dict[str, Any]:

@@ -45,7 +45,7 @@ _NEEDS_TOKEN = f"a bearer token is needed: the one in the server's {MODEL_KEY}"
 
 
 def create_app(
-    engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, model_name: str, call_form: str = "hermes"
+    engine: ReferenceEngine, tokenizer: PreTrainedTokenizerBase, model_name: str, form: str = "auto"
 ) -> FastAPI:
     """The HTTP application around `engine`, which it closes at shutdown."""
 
@@ -110,7 +110,7 @@ def create_app(
     async def chat_completions(request: Request) -> Response:
         def job(content: bytes) -> Job:
             body = ChatRequest.model_validate_json(content)
-            return chat_job(engine, tokenizer, body, model_name, form=call_form)
+            return chat_job(engine, tokenizer, body, model_name, form=form)
 
         return await answer(request, job)
 
@@ -186,7 +186,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--max-batch-size", type=int, default=32, help="sequences decoded together")
     parser.add_argument("--max-seq-len", type=int, default=4096, help="prompt plus response, in tokens")
     parser.add_argument("--served-model-name", help="default: the model's path")
-    parser.add_argument("--call-form", default="hermes", choices=tuple(FORMS), help="of tool calls")
+    parser.add_argument("--call-form", default="auto", choices=("auto", *FORMS), help="of tool calls")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     # Bind before the model is loaded, which takes long.

@@ -11,7 +11,7 @@ from environments.conversation import Message
 from environments.fault import one_line
 from verl_ext.engine.api_answers import heard
 from verl_ext.episodes import EpisodeLimits, Model, Sampled
-from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids
+from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids, turn_text
 
 
 class CallRefused(Exception):
@@ -78,7 +78,7 @@ class AgentSession:
         if self.closed:
             raise CallRefused("the episode has ended", 410)
         tokenizer, form = self.model.tokenizer, self.limits.call_form
-        said = str(tokenizer.decode(sampled.ids, skip_special_tokens=True))
+        said = turn_text(tokenizer, sampled.ids)
         text, calls = heard(said, asked.tools, form, opened_thinking(tokenizer, prompt_ids))
         extends = earlier.number if earlier else None
         call = ModelCall(len(self.calls), asked, prompt_ids, sampled, text, calls, extends)

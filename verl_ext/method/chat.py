@@ -11,8 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.resources import files
-from itertools import takewhile
 from typing import Any
+
+from jinja2 import TemplateError
+
+from environments.call import FORMS, PYTHON_TAG, TOOL_CALLS, parse_calls
 
 _OPENED = re.compile(r"<think>(?:\s*</think>)?\s*\Z")
 _OPENED_IDS = 32  # of a prompt's end, enough for these tags where a character is a token
@@ -69,19 +72,62 @@ def next_turn_ids(
     if assistant_ids and assistant_ids[-1] == end:
         return following
     written = alone[len(alone) - alone[::-1].index(end) :]  # the template may also end a conversation
-    pairs = zip(written, following, strict=False)
-    return following[len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))) :]
+    return following[_alike(written, following) :]
 
 
 def opened_thinking(tokenizer: Any, prompt_ids: Sequence[int]) -> str:
     """The thinking tags that a template ends a prompt with, or "". They belong to the turn that follows."""
-    found = _OPENED.search(tokenizer.decode(list(prompt_ids[-_OPENED_IDS:]), skip_special_tokens=False))
+    found = _OPENED.search(decode(tokenizer, prompt_ids[-_OPENED_IDS:]))
     return found[0] if found else ""
 
 
 def read_turn(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-    """The text of a turn without special tokens, with the thinking that its prompt ended with."""
-    return opened_thinking(tokenizer, prompt_ids) + str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    """The text of a turn, as `turn_text` has it, with the thinking that its prompt ended with."""
+    return opened_thinking(tokenizer, prompt_ids) + turn_text(tokenizer, ids)
+
+
+def turn_text(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of sampled ids without special tokens, but with those that mark a call."""
+    known = tokenizer.get_added_vocab()
+    marks = {known[mark]: mark for mark in (PYTHON_TAG, TOOL_CALLS) if mark in known}
+    text, start = "", 0
+    for place in (place for place, token in enumerate(ids) if token in marks):
+        text += decode(tokenizer, ids[start:place], skip_special_tokens=True) + marks[ids[place]]
+        start = place + 1
+    return text + decode(tokenizer, ids[start:], skip_special_tokens=True)
+
+
+def decode(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+    """The exact text of ids. Some tokenizers would remove spaces."""
+    options = {"skip_special_tokens": skip_special_tokens, "clean_up_tokenization_spaces": False}
+    return str(tokenizer.decode(list(ids), **options))
+
+
+def call_form(tokenizer: Any, chosen: str = "auto") -> str:
+    """How the model writes calls: the chosen key of `FORMS`, or its template's (hermes if that writes none).
+
+    Raises ValueError if the template writes calls in a form that is not known.
+    """
+    if chosen != "auto":
+        return chosen
+    shown = {"name": "search", "arguments": {"query": "Ostrel"}}
+    asked = [_USER, _SAID | {"content": "", "tool_calls": [_CALL | {"function": shown}]}]
+    try:
+        prompt = tokenizer.apply_chat_template([_USER], tokenize=False, add_generation_prompt=True)
+        whole = tokenizer.apply_chat_template(asked, tokenize=False)
+    except (TemplateError, TypeError):  # it takes none
+        return "hermes"
+    written = whole[_alike(prompt, whole) :]
+    text = turn_text(tokenizer, tokenizer.encode(written, add_special_tokens=False))
+    for form in FORMS:
+        calls = parse_calls(text, [{"function": shown}], form)
+        if [(call.name, call.arguments) for call in calls] == [tuple(shown.values())]:
+            return form
+    if "Ostrel" in written:
+        raise ValueError(
+            f"its chat template writes calls in a form that is not known: {written.strip()[:80]!r}"
+        )
+    return "hermes"
 
 
 def turn_end_id(tokenizer: Any) -> int:
@@ -126,6 +172,12 @@ def _call_object(call: Mapping[str, Any]) -> dict[str, Any]:
     with suppress(TypeError, ValueError):  # already an object, or not JSON
         function["arguments"] = json.loads(function["arguments"])
     return {**call, "function": function}
+
+
+def _alike(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """How long both begin alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from drzero.ops.text import is_encodable
-from environments.turn_text import read_json, tagged_calls, turn_parts
+from environments.call import FORMS, Call
+from environments.turn_text import read_json, turn_parts
 from verl_ext.method.passages import defuse
 from verl_ext.method.trajectory import SearchCall
 
@@ -44,9 +45,13 @@ SEARCH_TOOL_SCHEMA: dict[str, Any] = {
 _TAG = re.compile(r"</?(?:think|tool_call|answer|question)>")
 
 
-def parse_tool_calls(text: str) -> list[SearchCall]:
-    """Every closed tool call of a turn outside its thinking. Invalid ones have `error` set. Never raises."""
-    return [parse_call(raw) for _, said in turn_parts(text) for raw in tagged_calls(said)[0]]
+def parse_tool_calls(text: str, form: str = "hermes") -> list[SearchCall]:
+    """Every closed tool call of a turn outside its thinking, in a `form` of `environments.call.FORMS`.
+
+    Invalid ones have `error` set. Never raises.
+    """
+    found = (one for _, said in turn_parts(text) for one in FORMS[form].read(said)[0])
+    return [_parsed(raw, call) for raw, call in found]
 
 
 def render_tool_call(queries: Sequence[str]) -> str:
@@ -70,7 +75,15 @@ def refuse_call(call: SearchCall, reason: str) -> SearchCall:
 
 def parse_call(raw: str) -> SearchCall:
     """Parse the text between a call's tags by the rules of `parse_tool_calls`."""
-    call = read_json(raw)
+    return _parsed(raw, read_json(raw))
+
+
+def search_call(call: Call) -> SearchCall:
+    """A call that an environment's player has read."""
+    return _parsed(call.raw, {"name": call.name, "arguments": call.arguments})
+
+
+def _parsed(raw: str, call: Any) -> SearchCall:
     arguments = call.get("arguments") if isinstance(call, dict) else None
     queries = arguments.get("query_list") if isinstance(arguments, dict) else None
     if call is None:

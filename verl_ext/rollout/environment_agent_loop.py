@@ -15,7 +15,7 @@ from environments.registry import find
 from environments.row import Row
 from environments.taskset import Taskset
 from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
-from verl_ext.method.chat import turn_ends
+from verl_ext.method import chat
 from verl_ext.rollout.turn_builder import NO_FAMILY
 from verl_ext.telemetry import waiting
 
@@ -48,7 +48,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
             response_tokens=self.rollout_config.response_length,
             tokens_per_turn=max_tokens_per_turn,
             max_turns=max_turns,
-            call_form=call_form,
+            call_form=chat.call_form(self.tokenizer, call_form),
         )
 
     # veRL takes one output or a list (agent_loop_tq.py), but its base class is not annotated so.
@@ -122,7 +122,7 @@ class _Engine:
     ) -> None:
         self._server_manager, self._sampling_params = server_manager, dict(sampling_params)
         self.tokenizer = tokenizer
-        self._ends = turn_ends(tokenizer)
+        self._ends = chat.turn_ends(tokenizer)
         self._request_id = uuid4().hex
         self.extra: dict[str, Any] = dict(version)  # reported by the engine: versions of the weights
         self.seconds = 0.0  # summed over the samples

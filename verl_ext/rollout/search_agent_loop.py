@@ -13,7 +13,7 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
-from verl_ext.method.chat import read_turn, turn_ends
+from verl_ext.method.chat import call_form, read_turn, turn_ends, turn_text
 from verl_ext.method.tool_calls import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn, token_drift
 from verl_ext.rollout.turn_builder import NO_FAMILY, TurnBuilder
@@ -25,14 +25,14 @@ PARSER_NAME = "search_call"
 
 @ToolParser.register(PARSER_NAME)
 class SearchCallParser(ToolParser):
-    """Every call between Hermes tags, valid or not, with its raw text as the arguments."""
+    """Every call in the form of the model's template, valid or not, with its raw text as the arguments."""
 
     async def extract_tool_calls(
         self, responses_ids: list[int], tools: list[OpenAIFunctionToolSchema] | None = None
     ) -> tuple[str, list[FunctionCall]]:
         """Content and calls of one turn."""
-        text = self.tokenizer.decode(responses_ids, skip_special_tokens=True)
-        return text, [_as_verl(call) for call in parse_tool_calls(text)]
+        text = turn_text(self.tokenizer, responses_ids)
+        return text, [_as_verl(call) for call in parse_tool_calls(text, call_form(self.tokenizer))]
 
 
 class SearchAgentLoop(ToolAgentLoop):
@@ -44,7 +44,7 @@ class SearchAgentLoop(ToolAgentLoop):
         self.continuous_token_builder = TurnBuilder(
             self.tokenizer, chat_template_kwargs=self.apply_chat_template_kwargs
         )
-        self._ends = turn_ends(self.tokenizer)
+        self._ends, self._form = turn_ends(self.tokenizer), call_form(self.tokenizer)
         self.max_tokens_per_turn = max_tokens_per_turn
         # veRL's schema class drops the item type, but solver attempts must have the same ids.
         self.tool_schemas = [SEARCH_TOOL_SCHEMA]
@@ -76,7 +76,7 @@ class SearchAgentLoop(ToolAgentLoop):
             )
         text = read_turn(self.tokenizer, input_ids, turn_ids)
         truncated = len(turn_ids) >= capped["max_tokens"] and turn_ids[-1] not in self._ends
-        turn = Turn(text, tuple(parse_tool_calls(text)), truncated)
+        turn = Turn(text, tuple(parse_tool_calls(text, self._form)), truncated)
         agent_data.extra_fields.setdefault("turns", []).append(turn)
         agent_data.extra_fields.setdefault("sampled", []).append((input_ids, turn_ids))
         if state is AgentState.PROCESSING_TOOLS:  # veRL's parser cannot know what the prompt ended with

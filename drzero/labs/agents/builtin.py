@@ -30,7 +30,7 @@ def environment_agent(config: DictConfig, taskset: Taskset, tokenizer: Any, mode
             model,
             tokenizer,
             taskset=taskset,
-            limits=fitting(limits_of(config), config.solver.max_context_tokens),
+            limits=fitting(limits_of(config, tokenizer), config.solver.max_context_tokens),
             temperature=float(config.solver.temperature),
             key_variable=MODEL_KEY,
         )

@@ -13,7 +13,7 @@ from data.benchmarks import load_benchmark
 from data.parquet_io import arrow_faults, read_parquet
 from data.question_rows import FieldNames
 from verl_ext.method.challenger_reward import challenger_reward
-from verl_ext.method.chat import read_turn, render_prompt_ids, turn_ends
+from verl_ext.method.chat import call_form, read_turn, render_prompt_ids, turn_ends
 from verl_ext.method.prompts import Message, PromptForm, solver_messages
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, parse_tool_calls
@@ -37,7 +37,8 @@ class Prompt:
         """The score of a conversation that ends with this one turn."""
         text = read_turn(tokenizer, self.ids, ids)
         cut = turn_ends(tokenizer).isdisjoint(ids)
-        return self.score(Trajectory((Turn(text, tuple(parse_tool_calls(text)), cut),)))
+        calls = parse_tool_calls(text, call_form(tokenizer))
+        return self.score(Trajectory((Turn(text, tuple(calls), cut),)))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,11 @@ class SolverStage:
     )
 
 
-_CALL_FORM = "How the model writes tool calls: hermes (JSON in <tool_call> tags), xlam (one JSON array)."
+_CALL_FORM = (
+    "How the model writes tool calls: auto (as its chat template does), hermes (JSON in <tool_call> tags), "
+    "xlam (one JSON array), llama3 (a JSON object), mistral (a JSON array after [TOOL_CALLS])."
+)
+_FORMS = ("auto", *FORMS)
 
 
 @dataclass
@@ -100,7 +104,7 @@ class Environment:
     name: str | None = key(None, "Its name, as in env=NAME. null in evaluate asks the benchmarks.", run=True)
     options: dict[str, Any] = key({}, "Arguments of its load(): environment.options.turns=4.", run=True)
     max_turns: int | None = key(None, "Assistant turns; null lets the environment decide.", low=1, run=True)
-    call_form: str = key("hermes", _CALL_FORM, choices=tuple(FORMS), run=True)
+    call_form: str = key("auto", _CALL_FORM, choices=_FORMS, run=True)
     filter_groups: bool | None = key(None, "Replace groups of equal rewards; null: the environment decides.")
 
 
@@ -396,7 +400,7 @@ class ServeModel:
     host: str = key("127.0.0.1", "Address to bind.")
     background: bool = key(False, "Return once the server answers, and leave it running.")
     served_name: str | None = key(None, "Model name in requests; null is the hub id or folder name.")
-    call_form: str = key("hermes", _CALL_FORM, choices=tuple(FORMS))
+    call_form: str = key("auto", _CALL_FORM, choices=_FORMS)
 
 
 @dataclass

@@ -28,7 +28,7 @@ def environment_evaluation(config: DictConfig, model: StageModel) -> Evaluation:
             model.name,
             model.tokenizer,
             taskset=taskset,
-            limits=fitting(limits_of(config), solver.max_context_tokens),
+            limits=fitting(limits_of(config, model.tokenizer), solver.max_context_tokens),
             temperature=solver.temperature,
             concurrency=solver.concurrency,
             deadline_s=solver.deadline_s,
