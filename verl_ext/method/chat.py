@@ -117,7 +117,7 @@ def call_form(tokenizer: Any, chosen: str = "auto") -> str:
         whole = tokenizer.apply_chat_template(asked, tokenize=False)
     except (TemplateError, TypeError):  # it takes none
         return "hermes"
-    written = whole[_alike(prompt, whole) :]
+    written = whole[_alike(_OPENED.sub("", prompt), whole) :]
     text = turn_text(tokenizer, tokenizer.encode(written, add_special_tokens=False))
     for form in FORMS:
         calls = parse_calls(text, [{"function": shown}], form)
