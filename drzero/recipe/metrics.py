@@ -37,6 +37,11 @@ _ENVIRONMENT_COLUMNS = {
     "turns": "drzero/rollout/turns",
     "solved,\nvalidation": "drzero/val/success",
 }
+_AGENT_COLUMNS = {
+    "calls": "drzero/agent/calls",
+    "rows": "drzero/agent/rows",
+    "begun\nagain": "drzero/agent/begun_again",
+}
 _COMMON_COLUMNS = {
     "tool\ncalls": "drzero/rollout/tool_calls",
     "drift": "drzero/rollout/token_drift_rate",
@@ -54,13 +59,15 @@ PARTS = "drzero/reward/part/"
 
 
 def columns_of(method: str, steps: Steps) -> dict[str, str]:
-    """The columns for a run's steps, with the parts of an environment's reward."""
+    """The columns for a run's steps, with an environment's reward parts and an agent's model calls."""
     columns = dict(COLUMNS[method])
     if method != "environment":
         return columns
     parts = dict.fromkeys(key for step in steps.values() for key in step if key.startswith(PARTS))
     first = {"reward": columns.pop("reward"), "solved": columns.pop("solved")}
-    return first | {key.removeprefix(PARTS): key for key in parts} | columns
+    own = {name: key for name, key in _AGENT_COLUMNS.items() if any(key in step for step in steps.values())}
+    # A part may have the name of a column.
+    return first | {key.removeprefix(PARTS): key for key in parts} | first | own | columns
 
 
 def metrics_path(folder: Path) -> Path:

@@ -45,6 +45,9 @@ def row(hop: int, prompt: str, **reward: Any) -> StepRow:
     return StepRow(f"{prompt}_0_0", False, "search_zero", {"hop": hop}, reward, Trajectory((Turn("t"),)), 0)
 
 
+AGENT = {"places": {}, "calls": [], "faults": [{"name": "raised", "text": "it raised ValueError"}]}
+
+
 def logged() -> set[str]:
     """What the code's own functions log of two hops, and what a recorded run did."""
     rows = [row(1, "a"), row(2, "a", score=1.0), row(2, "b")]
@@ -57,7 +60,7 @@ def logged() -> set[str]:
         **step_metrics.challenger_metrics(rows),
         **step_metrics.solver_metrics(rows),
         **step_metrics.validation_metrics(infos, 1),
-        **step_metrics.environment_metrics([row(0, "a", **episode)]),
+        **step_metrics.environment_metrics([row(0, "a", **episode, agent=json.dumps(AGENT))]),
         **step_metrics.environment_validation(played, 1),
         **collapse.collapse_metrics(rows, ["a", "a", "b"], [[-0.1]] * 3),
     }

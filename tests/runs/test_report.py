@@ -546,6 +546,63 @@ def test_rows_that_a_failed_service_spoiled_are_in_the_table_and_in_no_mean(tmp_
     assert "Does every trajectory count? no 1 of 2" in page.text
 
 
+def agent_row(number: int, place: int, places: dict[str, Any], **agent: Any) -> dict[str, Any]:
+    row = episode_row(1, number)
+    turns = row["trajectory"]["turns"] * (place + 1)
+    calls = [{"extends": None, "row": 0, "tokens": 7, "began": None}]
+    calls.append({"extends": 0, "row": 1, "tokens": 1, "began": None})
+    told = {"calls": calls, "places": places, "faults": [], "rewards": [0.5, -0.3], **agent}
+    return row | {"key": f"p_{number}_{place}", "trajectory": {"opening": [], "turns": turns}, "agent": told}
+
+
+def test_the_rows_of_an_agents_episode_are_one_trajectory_with_a_tree_of_calls(tmp_path: Path) -> None:
+    again = {"name": "raised", "text": f"it raised ValueError: {HOSTILE}"}
+    rows = [agent_row(0, 0, {"0": [0, 7]}), agent_row(0, 1, {"1": [9, 10]})]
+    rows += [
+        agent_row(1, 0, {"0": [0, 7]}, calls=rows[0]["agent"]["calls"][:1], rewards=[0.2], faults=[again])
+    ]
+    rows += [agent_row(2, 0, {"0": [0, 7]}, faults=[again, {"name": "timed_out", "text": "it did not end"}])]
+    rows[3]["reward"] |= {"valid": False, "reason_invalid": "it did not end"}
+    lines(tmp_path / "dumps" / "step_0001.jsonl", rows)
+    page = page_of(tmp_path)
+    assert [row["turns"] for row in page.rows] == [2, 1, 1]
+    assert [row.get("failures", "") for row in page.rows] == [
+        "",
+        "begun again: raised",
+        "not counted: timed out, begun again: raised",
+    ]
+    two, one, failed = (Page(shown) for shown in page.conversations)
+    assert "2 model calls in 2 rows row 1 begins the episode: call 1 (7 tokens, reward 0.5)" in two.text
+    assert "row 2 branches from call 1: call 2 (1 token, reward -0.3) trains 1 of its 8 sampled" in two.text
+    assert "call 1, which another row trains" in two.text and "the sum of 2 calls" in two.text
+    assert (
+        "1 model call in one row: call 1 (7 tokens, reward 0.2)" in one.text
+        and "conversation turn 1" in one.text
+    )
+    assert "try 1: it raised ValueError: </script><script>" in one.text and "img" not in one.elements
+    assert "trains nothing" not in two.text and "try 2" not in failed.text
+    assert "Did the agent succeed at each first try? no raised 2, timed out 1" in page.text
+    assert tally_of(tmp_path).means("reward")[0].n == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"calls": [{"extends": 0, "row": 0, "tokens": 1, "began": None}]},  # its own follower
+        {"calls": [{"extends": None, "row": -1, "tokens": 1, "began": None}]},
+        {"calls": None},
+        {"faults": ["raised"]},
+        {"rewards": [0.5]},
+    ],
+)
+def test_a_damaged_tree_of_calls_costs_its_line(damage: dict[str, Any], tmp_path: Path) -> None:
+    rows = [agent_row(0, 0, {"0": [0, 7]}, **damage), episode_row(1, 1)]
+    lines(tmp_path / "dumps" / "step_0001.jsonl", rows)
+    unreadable: list[str] = []
+    assert [row.key for row in read_trajectories(RunFolder(tmp_path), unreadable)] == ["row-1-1_0_0"]
+    assert unreadable == ["dumps/step_0001.jsonl:1"]
+
+
 SHORTCUT = "2 right with fewer searches than hops"
 
 

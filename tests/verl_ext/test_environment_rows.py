@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from drzero.recipe.metrics import columns_of
 from environments.call import Call
 from environments.conversation import Conversation, Turn, user_message
 from verl_ext.trainer.collapse import collapse_metrics
@@ -46,6 +47,29 @@ def test_a_steps_metrics_are_as_computed_by_hand():
     metrics = environment_metrics(STEP)
     assert {name: metrics[f"drzero/{name}"] for name in expected} == pytest.approx(expected)
     assert "reward 0.50, solved tasks 0.33" in progress_line(metrics, 1, 2)
+
+
+def agent_row(key, calls, own, faults=(), score=1.0):
+    told = {"calls": [{}] * calls, "places": {n: [0, 1] for n in range(own)}, "faults": list(faults)}
+    made = row(key, score)
+    made.reward["agent"] = json.dumps(told)
+    return made
+
+
+def test_an_agents_rows_calls_and_failed_tries_are_counted_by_episode():
+    raised, late = {"name": "raised"}, {"name": "timed_out"}
+    step = [agent_row("p_0_0", 5, 3), agent_row("p_0_1", 5, 1), agent_row("p_0_2", 5, 1)]
+    step += [agent_row("p_1_0", 1, 1, [raised]), agent_row("q_0_0", 9, 9, [raised, late], None)]
+    metrics = environment_metrics(step)
+    expected = {"agent/rows": 2.0, "agent/calls": 3.0, "agent/own_row_share": 0.5, "agent/begun_again": 2}
+    expected |= {"failures/agent/raised": 2, "failures/agent/timed_out": 1}
+    assert {name: metrics[f"drzero/{name}"] for name in expected} == expected
+    assert list(columns_of("environment", {1: metrics}))[2:5] == ["calls", "rows", "begun\nagain"]
+    # The turn that two rows have is one call's.
+    assert (
+        rollout_metrics([agent_row("p_0_0", 1, 1), agent_row("p_0_1", 1, 0)], 1)["drzero/rollout/tool_calls"]
+        == 1
+    )
 
 
 def test_failures_are_counted_in_rollouts_and_not_in_means():

@@ -9,11 +9,17 @@ import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 
+from drzero.runs.report.calls import call_rows, every_row
+from drzero.runs.report.reasons import explain
+from drzero.runs.report.trajectories import read_trajectories
+from drzero.runs.run_folder import RunFolder
 from environments.agent.contract import Agent
 from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import demo_chat_template
+from verl_ext.rollout.environment_agent_loop import reward_fields
+from verl_ext.trainer.step_rows import StepRow, dump_rows
 
 LIMITS = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=128)
 CALL = '<tool_call>\n{"name": "search", "arguments": {"q": "town"}}\n</tool_call>'
@@ -212,6 +218,19 @@ async def edited(task, endpoint):
     return [0.25, 0.5]
 
 
+async def asks_again(task, endpoint):
+    """Asks the same twice, then with a tool, then a helper with the same first words."""
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    system = {"role": "system", "content": "be short"}
+    opening = [system, {"role": "user", "content": "plan"}]
+    for more in ({}, {}, {"tools": [TOOL]}):
+        await client.chat.completions.create(model="policy", messages=opening, **more)
+    await client.chat.completions.create(
+        model="policy", messages=[system, {"role": "user", "content": "help"}]
+    )
+    return 1.0
+
+
 @pytest.mark.parametrize(
     ("agent", "calls", "rows"), [(compacted, 3, [2, 1]), (parallel, 3, [2, 1]), (edited, 2, [1, 1])]
 )
@@ -223,6 +242,42 @@ def test_a_conversation_that_does_not_go_on_begins_a_row_and_no_token_is_trained
     trained = sum(sum(row.response_mask) for row in found)
     assert trained == sum(len(ids) for _, ids in model.log)
     assert all(row.score == found[0].score for row in found) and not any(row.token_drift for row in found)
+
+
+@pytest.mark.parametrize(
+    ("agent", "begins"),
+    [
+        (compacted, ["begins the episode", "a conversation of its own"]),
+        (parallel, ["begins the episode", "branches from call 1"]),
+        (edited, ["begins the episode", "rewrites call 1 from message 2 on"]),
+        (
+            asks_again,
+            [
+                "begins the episode",
+                "asks call 1 again",
+                "has other tools than call 2",
+                "a conversation of its own",
+            ],
+        ),
+    ],
+)
+def test_a_dump_says_where_each_row_begins_and_which_part_of_it_is_trained(agent, begins, played, tmp_path):
+    found, _ = played(agent, "a", "bb", "ccc", "dddd")
+    made = [
+        StepRow(f"p_0_{n}", False, "agent", {"row": "train-1"}, reward_fields(one), one.conversation, 0)
+        for n, one in enumerate(found)
+    ]
+    dump_rows(made, 1, tmp_path / "dumps" / "step_0001.jsonl")
+    (tmp_path / "resolved.yaml").touch()
+    (episode,) = read_trajectories(RunFolder(tmp_path), [])
+    rows = sorted(every_row(call_rows(episode.agent)), key=lambda row: row.number)
+    assert [row.begins for row in rows] == begins
+    assert [row.tokens for row in rows] == [sum(one.response_mask) for one in found]
+    assert [row.tokens + row.tokens_before for row in rows] == [
+        sum(bool(log_prob) for log_prob in one.log_probs) for one in found
+    ]
+    assert len(episode.conversation.turns) == len(episode.agent["calls"])  # each once
+    assert [part.value for part in explain(episode)][-1] == found[0].score.reward
 
 
 async def raises(task, endpoint):
@@ -278,26 +333,27 @@ async def begins_too_long(task, endpoint):
 
 
 NASTY = [
-    (raises, "it raised ValueError: no such town"),
-    (exits, "it raised RuntimeError: SystemExit: 3"),
-    (asks_nothing, "it called its model not once"),
-    (gives_nothing, "the reward is None (NoneType), not a number"),
-    (gives_nan, "the reward is nan"),
-    (pays_too_few_calls, "it returned 3 rewards for 2 model calls"),
-    (asks_without_end, "it called the model more than 5 times (environment.max_turns)"),
-    (hangs, "it did not end within 1 s"),
-    (blocks, "it did not end within 1 s, nor when it was cancelled"),
-    (uses_another_key, "its model was called with the key of another episode"),
-    (begins_too_long, "its first messages are 6"),
+    (raises, "raised", "it raised ValueError: no such town"),
+    (exits, "raised", "it raised RuntimeError: SystemExit: 3"),
+    (asks_nothing, "no_call", "it called its model not once"),
+    (gives_nothing, "no_reward", "the reward is None (NoneType), not a number"),
+    (gives_nan, "no_reward", "the reward is nan"),
+    (pays_too_few_calls, "no_reward", "it returned 3 rewards for 2 model calls"),
+    (asks_without_end, "too_many_calls", "it called the model more than 5 times (environment.max_turns)"),
+    (hangs, "timed_out", "it did not end within 1 s"),
+    (blocks, "timed_out", "it did not end within 1 s, nor when it was cancelled"),
+    (uses_another_key, "another_key", "its model was called with the key of another episode"),
+    (begins_too_long, "too_long", "its first messages are 6"),
 ]
 
 
-@pytest.mark.parametrize(("agent", "fault"), NASTY, ids=[agent.__name__ for agent, _ in NASTY])
-def test_what_goes_wrong_has_its_name_and_no_score(agent, fault, played):
+@pytest.mark.parametrize(("agent", "name", "fault"), NASTY, ids=[agent.__name__ for agent, *_ in NASTY])
+def test_what_goes_wrong_has_its_name_and_no_score(agent, name, fault, played):
     rows, _ = played(agent, *[CALL, "<answer>Vell</answer>"] * 3, max_calls=5, timeout_s=1)
     assert all(row.score is None and row.ended == "fault" for row in rows)
     assert rows[0].fault.startswith(f"agent:own_agents:plain_openai: {fault}")
     assert rows[0].fault.endswith("[row train-1]")
+    assert [one["name"] for one in rows[0].extra["agent"]["faults"]] == [name]
 
 
 def test_a_failed_episode_begins_again_and_that_is_counted(played):
@@ -311,7 +367,8 @@ def test_a_failed_episode_begins_again_and_that_is_counted(played):
 
     (row,), _ = played(fails_once, "<answer>Vell</answer>", tries=2)
     assert row.score.reward == 1.0 and len(set(begun)) == 2
-    assert row.extra["agent"]["faults"][0].startswith("it raised ValueError: a moment")
+    (fault,) = row.extra["agent"]["faults"]
+    assert fault["name"] == "raised" and fault["text"].startswith("it raised ValueError: a moment")
 
 
 def test_an_address_ends_with_its_episode(played):

@@ -16,31 +16,47 @@ from environments.agent.taskset import AgentTaskset
 from environments.conversation import Conversation
 from environments.fault import one_line
 from environments.row import Row
-from environments.score import Score
 from environments.taskset import Taskset
 from verl_ext.episodes import EpisodeLimits, Model, Played
-from verl_ext.gateway.rows import played_rows
+from verl_ext.gateway.rows import call_tree, played_rows
 from verl_ext.gateway.server import gateway
 from verl_ext.gateway.session import AgentSession
 from verl_ext.telemetry import waiting
 
+FAULTS: dict[str, str | tuple[str, ...]] = {
+    "raised": "it raised",
+    "timed_out": "it did not end",
+    "no_call": "it called its model not once",
+    "too_many_calls": "it called the model more than",
+    "another_key": "its model was called with the key of another",
+    "too_long": "its first messages are",
+    "no_reward": ("the reward", "a reward's name", "it returned", "the weights name"),
+}
+"""What goes wrong with an agent by name, and how its sentence begins."""
 _TO_STOP_S = 3.0  # for a cancelled agent. One that takes longer is left behind, without a model
 
 
 async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
     """Play one episode. Returns a row for each conversation that no other one extends."""
     assert isinstance(taskset, AgentTaskset)
-    faults: list[str] = []
+    faults: list[dict[str, str]] = []
     while True:
         rows, fault = await _episode(taskset, row, model, limits)
-        if fault is None or len(faults) + 1 >= taskset.tries:
+        if fault is None:
             break
-        faults.append(fault)
+        faults.append({"name": fault_name(fault), "text": fault})
+        if len(faults) >= taskset.tries:
+            break
     for played in rows:
-        played.extra.setdefault("agent", {})["faults"] = faults
+        played.extra["agent"]["faults"] = faults
         if fault is not None:
             played.fault, played.ended = f"{taskset.name}: {fault} [row {row.id}]", "fault"
     return rows
+
+
+def fault_name(fault: str) -> str:
+    """A fault's name in FAULTS, or `other`."""
+    return next((name for name, words in FAULTS.items() if fault.startswith(words)), "other")
 
 
 async def _episode(
@@ -58,18 +74,22 @@ async def _episode(
     if session.failure is not None:
         raise session.failure
     rows = played_rows(session)
-    fault = session.fault or fault
+    fault, score = session.fault or fault, None
     if fault is None and not rows:
         fault = "it called its model not once"
     if fault is None:
-        score = taskset.scored(returned, len(session.calls))
-        fault = score if isinstance(score, str) else None
-        tree = [[call.number, call.extends, len(call.sampled.ids)] for call in session.calls]
-        paid = {"rewards": list(returned)} if isinstance(returned, Sequence) else {}
-        for played in rows:
-            played.score = score if isinstance(score, Score) else None
-            played.extra["agent"] |= {"calls": tree, **paid}
-    return rows or [Played([], [], [], None, Conversation(), None)], fault
+        scored = taskset.scored(returned, len(session.calls))
+        score, fault = (None, scored) if isinstance(scored, str) else (scored, None)
+    agent: dict[str, Any] = {"calls": call_tree(session, rows)}
+    if taskset.weights:
+        agent["weights"] = taskset.weights
+    if score is not None and isinstance(returned, Sequence):
+        agent["rewards"] = [float(reward) for reward in returned]
+    rows = rows or [Played([], [], [], None, Conversation(), None, extra={"agent": {"places": {}}})]
+    for played in rows:
+        played.score = score
+        played.extra["agent"] |= agent
+    return rows, fault
 
 
 async def _returned(agent: Agent, task: Any, endpoint: Endpoint, limit_s: float) -> tuple[Any, str | None]:

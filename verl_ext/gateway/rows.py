@@ -4,7 +4,8 @@ Every sampled token is trained once: where two rows begin alike, the first of th
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from typing import Any
 
 from environments.conversation import Conversation, Turn
 from verl_ext.episodes import Played
@@ -20,6 +21,42 @@ def played_rows(session: AgentSession) -> list[Played]:
         rows.append(_row(session, path, trained))
         trained.update(call.number for call in path)
     return rows
+
+
+def call_tree(session: AgentSession, rows: Sequence[Played]) -> list[dict[str, Any]]:
+    """Each call with the one that it extends, the row that trains it, and how it began that row."""
+    trained_in = {call: row for row, played in enumerate(rows) for call in played.extra["agent"]["places"]}
+    return [
+        {
+            "extends": call.extends,
+            "row": trained_in[call.number],
+            "tokens": len(call.sampled.ids),
+            "began": _began(session.calls, call),
+        }
+        for call in session.calls
+    ]
+
+
+def _began(calls: Sequence[ModelCall], call: ModelCall) -> dict[str, Any] | None:
+    """How a conversation of its own began: the earlier call that it is most like, and where they part."""
+    if call.extends is not None or not call.number:
+        return None
+    own = call.asked
+    shared, nearest = max((_shared(one, call), one.number) for one in calls[: call.number])
+    told = calls[nearest].asked
+    if all(message["role"] == "system" for message in own.messages[:shared]):
+        return {"how": "new"}
+    if shared == len(told.messages) and own.tools != told.tools:
+        return {"how": "tools", "call": nearest}
+    if shared == len(told.messages) == len(own.messages):
+        return {"how": "again", "call": nearest}
+    return {"how": "edited", "call": nearest, "message": shared}
+
+
+def _shared(earlier: ModelCall, later: ModelCall) -> int:
+    """How many messages both begin with."""
+    pairs = zip(earlier.asked.messages, later.asked.messages, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _paths(calls: Sequence[ModelCall]) -> Iterator[list[ModelCall]]:

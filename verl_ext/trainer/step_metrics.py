@@ -24,7 +24,8 @@ def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
     real = [row for row in rows if not row.padding]
     good = [row for row in real if row.counts]
     played, counted = count_rollouts(real), count_rollouts(good)
-    calls = [call for row in good for call in row.trajectory.calls]
+    turns = [turn for row in good for turn in row.own_turns]
+    calls = [call for turn in turns for call in turn.calls]
     multi_hop = [row for row in good if row.hop >= 2]
     metrics = {
         "failures/rollouts_lost": expected - played,
@@ -34,7 +35,7 @@ def rollout_metrics(rows: Sequence[StepRow], expected: int) -> dict[str, float]:
         "rollout/rows": len(good),
         "rollout/rows_multi_hop": len(multi_hop),
         "rollout/turns": mean([len(row.trajectory.turns) for row in good]),
-        "rollout/truncated_turns": sum(turn.truncated for row in good for turn in row.trajectory.turns),
+        "rollout/truncated_turns": sum(turn.truncated for turn in turns),
         "rollout/tool_calls": len(calls),
         "rollout/tool_calls_invalid": sum(not call.valid for call in calls),
         "rollout/searched_share": mean([bool(row.trajectory.searches) for row in good]),
@@ -111,7 +112,27 @@ def environment_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
         "environment/undeclared_calls": sum(row.reward["undeclared_calls"] for row in good),
         "environment/cut_off_share": mean([row.reward["ended"] == "tokens" for row in good]),
     }
-    return _prefixed(metrics | _part_means("reward/part", [row.parts for row in good]))
+    parts = _part_means("reward/part", [row.parts for row in good])
+    return _prefixed(metrics | parts | _agent_metrics(rows))
+
+
+def _agent_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
+    """Rows and model calls of the episodes of an agent of one's own, and what failed by name."""
+    agents = {row.rollout: (row.agent, row.counts) for row in rows if not row.padding and row.agent}
+    episodes = [agent for agent, counts in agents.values() if counts]
+    if not agents:
+        return {}
+    n, rows_made = len(episodes), sum(row.counts for row in rows if row.agent)
+    calls = sum(len(agent["calls"]) for agent in episodes)
+    failed = Counter(fault["name"] for agent, _ in agents.values() for fault in agent["faults"])
+    left_out = sum(not counts for _, counts in agents.values())
+    return {
+        "agent/rows": rows_made / n if n else 0.0,
+        "agent/calls": calls / n if n else 0.0,
+        "agent/own_row_share": (rows_made - n) / (calls - n) if calls > n else 0.0,
+        "agent/begun_again": failed.total() - left_out,
+        **{f"failures/agent/{name}": count for name, count in failed.items()},
+    }
 
 
 def _part_means(prefix: str, parts: Sequence[Mapping[str, float]]) -> dict[str, float]:

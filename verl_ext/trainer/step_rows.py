@@ -15,7 +15,7 @@ from environments.conversation import Conversation
 from verl_ext.artefacts import announce
 from verl_ext.method.trajectory import Trajectory
 
-# Attempts have their own place, the filter score may be NaN, and parts are text here.
+# Attempts and the agent have their own places, the filter score may be NaN, and parts are text here.
 _NOT_DUMPED = ("attempts", "filter_score", "parts", "agent")
 SCHEMA = 1  # version of a dump's lines (docs/dumps.md), raised when a field goes or changes its meaning
 
@@ -61,8 +61,14 @@ class StepRow:
 
     @property
     def agent(self) -> dict[str, Any]:
-        """What an agent of one's own did: its `calls`, their places in this row, and their `rewards`."""
+        """What an agent of one's own did (docs/dumps.md). Empty for any other."""
         return dict(json.loads(self.reward.get("agent", "{}")))
+
+    @property
+    def own_turns(self) -> Sequence[Any]:
+        """Its turns, without the first ones that another row of an agent's episode has."""
+        turns = self.trajectory.turns
+        return turns[len(turns) - len(self.agent["places"]) :] if self.agent else turns
 
 
 def read_rows(batch: KVBatchMeta) -> list[StepRow]:
@@ -129,6 +135,7 @@ def records(rows: Sequence[StepRow], step: int) -> list[dict[str, Any]]:
             "reward": {name: row.reward[name] for name in row.reward if name not in _NOT_DUMPED}
             | ({"parts": row.parts} if "parts" in row.reward else {}),
             "attempts": json.loads(row.reward.get("attempts", "[]")),
+            **({"agent": row.agent} if row.agent else {}),
         }
         for row in sorted((row for row in rows if not row.padding), key=lambda row: row.key)
     ]

@@ -14,6 +14,7 @@ _STACKS = "it is only a pause if the run moved on; logs/stall_001.md has the sta
 _NO_DIFFICULTY = (
     "the questions are too easy or too hard for this solver: other hops (hop_ratio), or another model"
 )
+_AGENT = "filter the trajectories' failures by these names: an opened one has the error and its line"
 _NO_STATE = ("cost", "progress", ALARM_KIND, CHECKPOINT_KIND, STARTUP_KIND)
 
 
@@ -161,6 +162,10 @@ def _row_checks(run: RunFolder, tally: Tally) -> Iterator[RunCheck]:
         f"{tally.invalid} of {tally.trajectories} are left out: a service failed, or their score is no number"
     )
     yield RunCheck("Does every trajectory count?", not tally.invalid, spoiled)
+    if tally.agents:
+        named = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in tally.faults.most_common())
+        text = f"{named}: each began again, or is left out" if named else f"all {tally.agents} episodes"
+        yield RunCheck("Did the agent succeed at each first try?", not named, text, _AGENT)
     key = "drzero/rollout/token_drift_rate"
     if drift := [metrics[key] for metrics in run.steps.values() if key in metrics]:
         yield RunCheck(

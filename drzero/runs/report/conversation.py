@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
+from drzero.runs.report.calls import call_rows, every_row
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.text import TEMPLATES, answer_pattern, cut, highlighted
 from drzero.runs.report.trajectories import Trajectory
@@ -51,10 +52,20 @@ class ShownCall:
 class ShownTurn:
     """A turn in pieces, with its calls."""
 
+    name: str
     pieces: list[Piece]
     calls: list[ShownCall]
     truncated: bool
     observation: str | None = None
+
+
+@dataclass(frozen=True)
+class ShownRow:
+    """One of several rows of an episode."""
+
+    title: str
+    opening: list[str]  # the messages that its conversation begins with
+    turns: list[ShownTurn]
 
 
 def render(trajectory: Trajectory) -> str:
@@ -70,11 +81,34 @@ def render(trajectory: Trajectory) -> str:
         question=cut(trajectory.question or "", source),
         answer=cut(trajectory.answer or "", source),
         parts=explain(trajectory),
+        tree=call_rows(trajectory.agent),
+        begun_again=[fault["text"] for fault in trajectory.begun_again],
+        rows=_rows(trajectory, pattern),
         turns=shown_turns(trajectory.conversation, pattern, source, trajectory.observations),
         attempts=[
             (attempt, shown_turns(attempt.conversation, pattern, source)) for attempt in trajectory.attempts
         ],
     )
+
+
+def _rows(trajectory: Trajectory, pattern: re.Pattern[str] | None) -> list[ShownRow]:
+    tree = {row.number: row for row in every_row(call_rows(trajectory.agent))}
+    order = {number: place for place, number in enumerate(tree)}
+    shown = []
+    for row in sorted(trajectory.rows, key=lambda row: order.get(row.place[1] + 1, len(order))):
+        source, number = f"{row.source}, line {row.line}", row.place[1] + 1
+        turns = shown_turns(row.conversation, pattern, source, row.observations)
+        title, opening = f"row {number}", [cut(said, source) for said in row.opening]
+        if found := tree.get(number):
+            title = f"row {number} {found.begins}"
+            names = [f"call {number}, which another row trains" for number in found.before]
+            names += [f"call {call.number}" for call in found.calls]
+            turns = [replace(turn, name=name) for turn, name in zip(turns, names, strict=False)]
+            # Of the calls before, only the last, whose answers lead to the row's own.
+            turns = turns[max(len(found.before) - 1, 0) :]
+            opening = [] if found.before else opening
+        shown.append(ShownRow(title, opening, turns))
+    return shown
 
 
 def shown_turns(
@@ -87,12 +121,13 @@ def shown_turns(
     said = observations or [None] * len(conversation.turns)
     return [
         ShownTurn(
+            f"turn {number}",
             list(_pieces(cut(turn.text, source), pattern)),
             [_call(call, pattern, source) for call in turn.calls],
             turn.truncated,
             after and cut(after, source),
         )
-        for turn, after in zip(conversation.turns, said, strict=True)
+        for number, (turn, after) in enumerate(zip(conversation.turns, said, strict=True), start=1)
     ]
 
 

@@ -39,6 +39,9 @@ class Tally:
     def __init__(self) -> None:
         self.trajectories = 0
         self.invalid = 0
+        self.agents = 0
+        self.faults = Counter[str]()
+        """What failed in the episodes of an agent of one's own, by name."""
         self._values: dict[tuple[str, int], list[float]] = defaultdict(list)
         self._flags: dict[tuple[str, int, int], list[bool]] = defaultdict(list)
         self._solved: Counter[tuple[int, int, int]] = Counter()
@@ -46,11 +49,14 @@ class Tally:
     def add(self, trajectory: Trajectory) -> None:
         """Count one trajectory."""
         self.trajectories += 1
+        self.faults.update(fault["name"] for fault in trajectory.agent.get("faults") or ())
+        self.agents += bool(trajectory.agent)
         if not trajectory.valid or trajectory.score is None:
             self.invalid += 1
             return
         step, hop, reward = trajectory.step or 0, trajectory.hop, trajectory.reward
-        for name, value in {"reward": trajectory.score, **trajectory.parts}.items():
+        whole = {"reward": trajectory.score}  # wins over a part of this name
+        for name, value in (whole | trajectory.parts | whole).items():
             self._values[name, step].append(value)
         if reward.get("k") is not None:
             self._solved[step, int(reward["k"]), int(reward["n"])] += 1

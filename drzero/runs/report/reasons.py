@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from drzero.ops.text import counted
 from drzero.runs.report.trajectories import Trajectory
 from drzero.stages.examples import FAULTS, difficulty
 from environments.turn_text import after_thinking
@@ -27,14 +28,33 @@ def explain(trajectory: Trajectory) -> list[Part]:
         reason = str(trajectory.reward.get("reason_invalid") or why)
         return [Part("reward", None, f"counts in no statistic: {reason}")]
     if "parts" in trajectory.reward:
-        total = Part("reward", trajectory.reward.get("score"), "of the environment")
-        return [*(Part(name, value, "") for name, value in trajectory.parts.items()), total]
+        return list(_environment(trajectory))
     if "integrity" in trajectory.reward:
         gates = [Part("gates", None, reason) for reason in trajectory.reasons]  # of a preview
         return [*_challenger(trajectory), *gates]
     if trajectory.reasons or "f1" not in trajectory.reward:
         return [Part("gates", trajectory.score, reason) for reason in trajectory.reasons]
     return list(_solver(trajectory))
+
+
+def _environment(trajectory: Trajectory) -> Iterator[Part]:
+    weights = trajectory.agent.get("weights")
+    for name, value in trajectory.parts.items():
+        yield Part(name, value, f"weight {weights.get(name, 0):g}" if weights else "")
+    yield Part("reward", trajectory.reward.get("score"), _whole_reward(trajectory))
+
+
+def _whole_reward(trajectory: Trajectory) -> str:
+    agent, parts = trajectory.agent, trajectory.parts
+    if not agent:
+        return "of the environment"
+    if paid := agent.get("rewards"):
+        return f"the sum of {counted(len(paid), 'call')}"
+    if agent.get("weights"):
+        return "the parts by their weights"
+    if parts:
+        return "the part of this name" if "reward" in parts else "the mean of the parts"
+    return "as the agent returned it"
 
 
 def _solver(trajectory: Trajectory) -> Iterator[Part]:

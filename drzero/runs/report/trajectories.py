@@ -4,10 +4,12 @@ Files are read line by line, because they may be larger than memory. docs/dumps.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from data.parquet_io import read_parquet
 from data.solver_rows import REJECTS, TRAIN, VAL
 from drzero.ops.files import open_regular
 from drzero.ops.records import Record, Step, json_lines, shape
+from drzero.runs.report.calls import checked
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.evaluate import ANSWERS
 from drzero.stages.examples import CHALLENGED, DumpLine, difficulty, shortcut
@@ -28,6 +31,7 @@ _FoundLine = shape({"prompt_index": Step, "accepted": bool, "reasons": list[str]
 _REFUSED = shape({"sample": Step, "reasons": list[str]})
 RejectLine = shape({"prompt_index": Step, "hop": Step, "doc_id": str | None, "samples": list[_REFUSED]})  # type: ignore[valid-type]
 """A line of `rejects.jsonl` as its readers need it."""
+_KEY = re.compile(r"(.+)_(\d{1,9})")
 PARTS = ("difficulty", "format", "think", "tool", "answer_part", "f1")
 
 
@@ -66,6 +70,9 @@ class Trajectory:
     """The environment's message after each turn, besides its tools' responses."""
     reasons: tuple[str, ...] = ()  # why gates refused the pair, or why the sample was taken
     stage: str = ""  # its run, on a page of several
+    opening: tuple[str, ...] = ()  # an environment's first messages, each after its role
+    agent: Record = field(default_factory=dict)  # the model calls of an agent of one's own
+    rows: "tuple[Trajectory, ...]" = ()  # the rows of its episode, if it has several
 
     @property
     def parts(self) -> dict[str, float]:
@@ -73,6 +80,23 @@ class Trajectory:
         known = [(name, self.reward.get(name)) for name in PARTS]
         known += dict(self.reward.get("parts") or {}).items()  # of an environment's
         return {name: float(value) for name, value in known if isinstance(value, (int, float))}
+
+    @property
+    def begun_again(self) -> list[Record]:
+        """The faults after which an agent's episode began again."""
+        faults = list(self.agent.get("faults") or ())
+        return faults if self.valid else faults[:-1]
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Its rollout, and its number among the rows of that, by veRL's key."""
+        found = _KEY.fullmatch(self.key)
+        return (found[1], int(found[2])) if found else (self.key, 0)
+
+    @property
+    def own_turns(self) -> int:
+        """How many of its turns, the last ones, no other row of its episode trains."""
+        return len(self.agent["places"]) if self.agent else len(self.conversation.turns)
 
     @property
     def verdict(self) -> str:
@@ -88,7 +112,9 @@ class Trajectory:
     def failures(self) -> list[str]:
         """What went wrong in it, each in a few words."""
         calls = self.conversation.calls
-        found = [] if self.valid else ["not counted: a service failed"]
+        faults = self.agent.get("faults") or ()
+        found = [] if self.valid else [f"not counted: {_named(faults[-1:]) or 'a service failed'}"]
+        found += [f"begun again: {_named(self.begun_again)}"] * bool(self.begun_again)
         if self.valid and self.score is None:
             found.append("not counted: its score is no number")
         if fault := self.reward.get("integrity_fault"):
@@ -108,6 +134,10 @@ class Trajectory:
         return [*found, *sorted({reason.partition(":")[0] for reason in self.reasons if ": " in reason})]
 
 
+def _named(faults: Sequence[Record]) -> str:
+    return ", ".join(fault["name"].replace("_", " ") for fault in faults)
+
+
 def trajectory_files(run: RunFolder) -> list[Path]:
     """The files with a run's trajectories, in order."""
     if run.kind == "training":
@@ -125,13 +155,47 @@ def read_trajectories(run: RunFolder, unreadable: list[str]) -> Iterator[Traject
         found = _lines(run.folder / FOUND, run.folder, unreadable, _FoundLine)
         parse = partial(_previewed, {each["prompt_index"]: each for _, each in found})
     for path in trajectory_files(run):
-        for line, record in _lines(path, run.folder, unreadable):
-            source = path.relative_to(run.folder).as_posix()
-            try:
-                if "identity" not in record:  # a journal begins with its conditions
-                    yield parse(record, source=source, line=line)
-            except (ValueError, KeyError, TypeError, AttributeError):
-                unreadable.append(f"{source}:{line}")
+        rows = _of_file(path, run.folder, parse, unreadable)
+        yield from _episodes(rows) if run.kind == "training" else rows
+
+
+def _of_file(
+    path: Path, folder: Path, parse: Callable[..., Trajectory], unreadable: list[str]
+) -> Iterator[Trajectory]:
+    source = path.relative_to(folder).as_posix()
+    for line, record in _lines(path, folder, unreadable):
+        try:
+            if "identity" not in record:  # a journal begins with its conditions
+                yield parse(record, source=source, line=line)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            unreadable.append(f"{source}:{line}")
+
+
+def _episodes(rows: Iterator[Trajectory]) -> Iterator[Trajectory]:
+    """The rows of each episode as one trajectory: in a dump they follow one another."""
+    episode: list[Trajectory] = []
+    for row in rows:
+        if episode and (row.place[1] == 0 or row.place[0] != episode[0].place[0]):
+            yield _joined(episode)
+            episode = []
+        episode.append(row)
+    if episode:
+        yield _joined(episode)
+
+
+def _joined(rows: Sequence[Trajectory]) -> Trajectory:
+    if len(rows) == 1:
+        return rows[0]
+    ordered = sorted(rows, key=lambda row: row.place[1])
+    own = [row.own_turns for row in ordered]
+    turns = tuple(row.conversation.turns[-n:] for row, n in zip(ordered, own, strict=True) if n)
+    said = tuple(row.observations[-n:] for row, n in zip(ordered, own, strict=True) if n)
+    return replace(
+        rows[0],
+        conversation=Conversation(tuple(chain.from_iterable(turns))),
+        observations=tuple(chain.from_iterable(said)),
+        rows=tuple(ordered),
+    )
 
 
 def count_lines(path: Path) -> int:
@@ -165,6 +229,8 @@ def _rollout(record: Record, **at: Any) -> Trajectory:
         key=str(record["key"]),
         conversation=_conversation(record["trajectory"]),
         observations=_observations(record["trajectory"]),
+        opening=_opening(record["trajectory"]),
+        agent=checked(record["agent"]) if record.get("agent") else {},
         step=record["step"],
         hop=record["hop"] or 0,
         score=reward["score"],
@@ -201,6 +267,10 @@ def _observations(record: Mapping[str, Any]) -> tuple[str | None, ...]:
     if "opening" not in record:
         return ()
     return tuple(_text(turn.get("observation")) for turn in record["turns"])
+
+
+def _opening(record: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{said['role']}: {said['content']}" for said in record.get("opening", ()))
 
 
 def _attempt(record: Mapping[str, Any]) -> Attempt:
