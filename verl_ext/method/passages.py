@@ -3,12 +3,18 @@
 Every line of a passage begins with `[`, and no other line does. So the text can be read back without doubt.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 RESPONSE_LIMIT = 2048  # characters in one tool response
 _MARK = "["
 _NOTHING = "No results."
+# The beginnings of ChatML's and Llama's, Gemma's, then Mistral's.
+_CONTROL = re.compile(
+    r"<(?=\||(?:start|end)_of_turn>|[be]os>|/?s>)"
+    r"|\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT|ARGS|THINK)\])"
+)
 
 
 def format_passages(
@@ -64,8 +70,8 @@ def passages_by_query(queries: Sequence[str], response: str) -> list[tuple[str, 
 
 
 def defuse(text: str) -> str:
-    """The text without control tokens: `<|im_end|>` in a document would end the turn."""
-    return text.replace("<|", "< |")
+    """The text without control tokens of any family: `<|im_end|>` in a document would end the turn."""
+    return _CONTROL.sub(r"\g<0> ", text)
 
 
 def _passage_line(passage: Mapping[str, Any]) -> str:
