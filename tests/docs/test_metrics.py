@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -60,7 +61,7 @@ def logged() -> set[str]:
         **step_metrics.challenger_metrics(rows),
         **step_metrics.solver_metrics(rows),
         **step_metrics.validation_metrics(infos, 1),
-        **step_metrics.environment_metrics([row(0, "a", **episode, agent=json.dumps(AGENT))]),
+        **step_metrics.environment_metrics([replace(row(0, "a", **episode), agent=AGENT)]),
         **step_metrics.environment_validation(played, 1),
         **collapse.collapse_metrics(rows, ["a", "a", "b"], [[-0.1]] * 3),
     }

@@ -1,18 +1,22 @@
 """However many rows an agent's episode has, it weighs the same in the loss, and a failed one nothing."""
 
 import asyncio
+import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
+from agent_loops import EPISODES, Engine, run_loop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import NonTensorData, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
 from drzero.recipe.compose import compose_plain, resolve
@@ -22,9 +26,9 @@ from verl_ext.episodes import EpisodeLimits, Sampled
 from verl_ext.gateway.rows import played_rows
 from verl_ext.gateway.session import AgentSession, Asked
 from verl_ext.method.chat import demo_chat_template
-from verl_ext.rollout.environment_agent_loop import reward_fields
+from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop, agent_fields, reward_fields
 from verl_ext.trainer.policy_loss import BYPASS_MODE, bypass_mode_loss
-from verl_ext.trainer.step_rows import StepRow
+from verl_ext.trainer.step_rows import StepRow, read_rows
 from verl_ext.trainer.trainers import ENVIRONMENT, GroupRelativeTrainer
 
 LIMITS = EpisodeLimits(prompt_tokens=256, response_tokens=4096, tokens_per_turn=64)
@@ -82,7 +86,8 @@ def session_of(shape, tokenizer):
 
 
 def step_row(key, played):
-    return StepRow(key, False, "agent", {"row": key}, reward_fields(played), Conversation(), 0)
+    row = StepRow(key, False, "agent", {"row": key}, reward_fields(played), Conversation(), 0)
+    return replace(row, agent=agent_fields(played))
 
 
 def of_one_row(session, played):
@@ -174,6 +179,49 @@ def test_a_mean_over_rows_would_weigh_an_episode_by_its_rows(tokenizer, actor):
     loss, _, _ = trained(as_made, tokens, actor, "seq-mean-token-mean")
     loss_of_one, _, _ = trained(as_one, tokens, actor, "seq-mean-token-mean")
     assert abs(loss - loss_of_one) > 0.01
+
+
+BRANCHES = """
+from openai import AsyncOpenAI
+
+async def agent(task, endpoint):
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    opening = [{"role": "user", "content": task["question"]}]
+
+    async def said(messages):
+        answer = await client.chat.completions.create(model="policy", messages=messages)
+        return {"role": "assistant", "content": answer.choices[0].message.content}
+
+    opening.append(await said(opening))
+    for way in ("left", "right", "left again"):
+        await said([*opening, {"role": "user", "content": way}])
+    return [0.0, 1.0, 0.25, 0.5]
+"""
+
+
+def test_each_row_keeps_its_own_calls_on_veRLs_way_to_the_trainer(tokenizer, queue, tmp_path):
+    (tmp_path / "own.py").write_text(BRANCHES)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "Which way?"}')
+    outputs = run_loop(
+        EnvironmentAgentLoop,
+        {"prompt_length": 300, "response_length": 300},
+        Engine(tokenizer, "a", "bb and on", "c", "ddd"),
+        tokenizer,
+        {"extra_info": {"row": "train-0", "task": json.dumps({"task": {"question": "Which way?"}})}},
+        **{"environment": f"agent:{tmp_path}/own.py:agent", "folder": None, "max_tokens_per_turn": 64},
+        **{"options": {"data": str(tmp_path / "tasks.jsonl")}, **EPISODES},
+    )
+    made = [output.extra_fields["agent"]["places"] for output in outputs]
+    assert [list(places) for places in made] == [["0", "1"], ["2"], ["3"]]
+    worker = object.__new__(AgentLoopWorkerTQ.__ray_metadata__.modified_class)
+    worker.processor, worker.reward_loop_worker_handles, worker.distillation_enabled = None, None, False
+    row = {"uid": "branches", "session_id": 0, "global_steps": 1, "data_source": "agent", "extra_info": {}}
+    row["reward_model"] = {"ground_truth": {"target": None}}
+    asyncio.run(worker._agent_loop_postprocess(outputs, False, **row))
+    keys = [f"branches_0_{place}" for place in range(3)]
+    rows = read_rows(KVBatchMeta(keys=keys, tags=[{}] * 3, partition_id="train"))
+    assert [row.agent["places"] for row in rows] == made
+    assert all(row.agent["rewards"] == [0.0, 1.0, 0.25, 0.5] and row.reward["score"] == 1.75 for row in rows)
 
 
 @pytest.mark.parametrize(("rows", "padded", "updates"), [(7, 8, 2), (8, 8, 2), (9, 16, 2), (17, 24, 2)])

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -51,9 +52,7 @@ def test_a_steps_metrics_are_as_computed_by_hand():
 
 def agent_row(key, calls, own, faults=(), score=1.0):
     told = {"calls": [{}] * calls, "places": {n: [0, 1] for n in range(own)}, "faults": list(faults)}
-    made = row(key, score)
-    made.reward["agent"] = json.dumps(told)
-    return made
+    return replace(row(key, score), agent=told)
 
 
 def test_an_agents_rows_calls_and_failed_tries_are_counted_by_episode():

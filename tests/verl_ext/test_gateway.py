@@ -18,7 +18,7 @@ from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import demo_chat_template
-from verl_ext.rollout.environment_agent_loop import reward_fields
+from verl_ext.rollout.environment_agent_loop import agent_fields, reward_fields
 from verl_ext.trainer.step_rows import StepRow, dump_rows
 
 LIMITS = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=128)
@@ -264,7 +264,11 @@ def test_a_conversation_that_does_not_go_on_begins_a_row_and_no_token_is_trained
 def test_a_dump_says_where_each_row_begins_and_which_part_of_it_is_trained(agent, begins, played, tmp_path):
     found, _ = played(agent, "a", "bb", "ccc", "dddd")
     made = [
-        StepRow(f"p_0_{n}", False, "agent", {"row": "train-1"}, reward_fields(one), one.conversation, 0)
+        StepRow(
+            **{"key": f"p_0_{n}", "padding": False, "data_source": "agent", "extra_info": {"row": "train-1"}},
+            **{"reward": reward_fields(one), "trajectory": one.conversation, "token_drift": 0},
+            agent=agent_fields(one),
+        )
         for n, one in enumerate(found)
     ]
     dump_rows(made, 1, tmp_path / "dumps" / "step_0001.jsonl")

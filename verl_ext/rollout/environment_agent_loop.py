@@ -85,6 +85,8 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 **model.extra,
                 "conversation": played.conversation.to_dict(),
                 "token_drift": played.token_drift,
+                # Not in the reward's fields: of those, veRL gives the last row's to all rows of an episode.
+                "agent": agent_fields(played),
                 "reward_extra_info": reward,
             },
         )
@@ -101,13 +103,17 @@ def reward_fields(played: Played) -> dict[str, Any]:
         "filter_score": score.reward if score else math.nan,
         "success": bool(score and score.success),
         "parts": json.dumps(dict(score.parts) if score else {}),
-        "agent": json.dumps(played.extra.get("agent", {})),
         "ended": played.ended,
         "turns": len(played.conversation.turns),
         "calls": len(calls),
         "invalid_calls": sum(not call.valid for call in calls),
         "undeclared_calls": sum(call.undeclared for call in calls),
     }
+
+
+def agent_fields(played: Played) -> dict[str, Any]:
+    """What an agent of one's own did, in JSON's form. Empty for any other."""
+    return dict(json.loads(json.dumps(played.extra.get("agent", {}))))
 
 
 class _Engine:

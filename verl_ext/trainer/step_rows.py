@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ from environments.conversation import Conversation
 from verl_ext.artefacts import announce
 from verl_ext.method.trajectory import Trajectory
 
-# Attempts and the agent have their own places, the filter score may be NaN, and parts are text here.
-_NOT_DUMPED = ("attempts", "filter_score", "parts", "agent")
+# Attempts have their own place, the filter score may be NaN, and parts are text here.
+_NOT_DUMPED = ("attempts", "filter_score", "parts")
 SCHEMA = 1  # version of a dump's lines (docs/dumps.md), raised when a field goes or changes its meaning
 
 
@@ -33,6 +33,8 @@ class StepRow:
     token_drift: int
     targets: tuple[str, ...] = ()  # the answers that a solver's is compared with
     rollout_s: float = 0.0  # without the reward
+    agent: dict[str, Any] = field(default_factory=dict)
+    """What an agent of one's own did (docs/dumps.md). Empty for any other."""
 
     @property
     def counts(self) -> bool:
@@ -60,11 +62,6 @@ class StepRow:
         return dict(json.loads(self.reward.get("parts", "{}")))
 
     @property
-    def agent(self) -> dict[str, Any]:
-        """What an agent of one's own did (docs/dumps.md). Empty for any other."""
-        return dict(json.loads(self.reward.get("agent", "{}")))
-
-    @property
     def own_turns(self) -> Sequence[Any]:
         """Its turns, without the first ones that another row of an agent's episode has."""
         turns = self.trajectory.turns
@@ -87,6 +84,7 @@ def read_rows(batch: KVBatchMeta) -> list[StepRow]:
             token_drift=int(extra["token_drift"]),
             targets=_targets(truth),
             rollout_s=float(extra.get("rollout_s", 0.0)),
+            agent=dict(extra.get("agent") or {}),
         )
         for key, tag, source, info, extra, truth in zip(
             batch.keys, batch.tags, sources, infos, fields, truths, strict=True
