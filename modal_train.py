@@ -23,6 +23,7 @@ from drzero.launch.client import run_download, run_logs, run_upload
 from drzero.launch.compute import MODAL_LIMIT_S
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import ImageExtras, cpu_image, gpu_image, with_packages_of
+from drzero.launch.image.own_files import carried
 from drzero.launch.request import Request, resolve
 from drzero.launch.runfile import read_runfile
 from drzero.launch.secrets import check_token, client_environment, dotenv_secret, named_secrets
@@ -46,6 +47,10 @@ def _plan() -> tuple[Words | None, Request | None, ImageExtras, dict[str, str]]:
             check_token(words.action, words.open, ROOT)
         extras = ImageExtras.of(read_runfile(words.config_path if words else None).image)
         extras = with_packages_of(request.env if request else None, extras)
+        if request is not None:
+            command, files = carried(request.command)
+            request = dataclasses.replace(request, command=tuple(command))
+            extras = dataclasses.replace(extras, scripts=(*extras.scripts, *files))
         cpu_image(extras)  # so that a mistake in the additions is one line
         return words, request, extras, volume_names(ENVIRONMENT)
     except LaunchError as error:

@@ -29,16 +29,12 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.ports import address, reserve_port
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.run import require
-from drzero.preflight.tokenizers import load_tokenizer
 from drzero.recipe.compose import resolve, write_resolved
-from drzero.recipe.errors import CheckError
 from drzero.stages.models import model_name
-from drzero.stages.services import solver_spec
-from verl_ext.method.chat import call_form
+from drzero.stages.services import add_call_form, solver_spec
 from verl_ext.stop_time import seconds_left
 
 _LOG_LINES = 15
-_PARSERS = ("hermes", "llama3", "mistral")  # of SGLang, with our names
 
 
 def run_serve_model(config: DictConfig) -> None:
@@ -47,39 +43,12 @@ def run_serve_model(config: DictConfig) -> None:
     with open_dict(config):
         config.solver.port = reserve_port(config.port, config.host)
         config.served_name = config.served_name or model_name(config.base_model)
-        add_call_form(config)
+        add_call_form(config, config.call_form)
     config = resolve(config)
     if config.background:
         _start(config)
     else:
         serve(config)
-
-
-def add_call_form(config: DictConfig) -> None:
-    """Tell the engine how the model writes calls. Raises CheckError if SGLang cannot read them."""
-    given = config.solver.server_args
-    if config.solver.engine == "reference":
-        parser = {"call_form": config.call_form}
-    elif "tool_call_parser" in given:
-        parser = {}
-    elif (form := _form(config)) in _PARSERS:
-        parser = {"tool_call_parser": form}
-    else:
-        raise CheckError(
-            f"SGLang has no parser for call_form={form}: use rollout=reference, or name one of "
-            "its parsers by solver.server_args.tool_call_parser"
-        )
-    with open_dict(config):
-        config.solver.server_args = {**parser, **given}
-
-
-def _form(config: DictConfig) -> str:
-    """Raises CheckError if the model's chat template writes calls in a form that is not known."""
-    try:
-        return call_form(load_tokenizer(config.solver.model_path, "solver.model_path"), config.call_form)
-    except ValueError as reason:
-        fix = "name SGLang's parser by solver.server_args.tool_call_parser"
-        raise CheckError(f"call_form: {reason}: {fix}") from reason
 
 
 def serve(config: DictConfig) -> None:

@@ -1,6 +1,7 @@
 """Run an agent of your own against a served model, before it trains.
 
     drzero agent-bench my_agent.py:MyAgent                            one item, every model call shown
+    drzero agent-bench my_agent.py:MyAgent serve=true model=smollm2-135m      its model served for the runs
     drzero agent-bench my_agent.MyAgent mode=sample data=questions.jsonl n=16
     drzero agent-bench my_agent.MyAgent mode=concurrent data=questions.jsonl batch_size=64 group_size=8
     drzero agent-bench wordle model=wordle-policy mode=concurrent     one of ours, by an environment's name
@@ -24,7 +25,7 @@ import json
 import os
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -41,15 +42,16 @@ from drzero.ops.errors import RunFailed
 from drzero.ops.files import write_jsonl
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.logs import EventLog
+from drzero.ops.process.ports import address
 from drzero.ops.records import EVENTS_FILE
-from drzero.ops.services.services import ServiceGroup
+from drzero.ops.services.services import AnySpec, ServiceGroup
 from drzero.ops.supervisor import ending
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import compose_stage, resolve, write_resolved
 from drzero.recipe.environment import load_taskset, rows_of
 from drzero.recipe.errors import CheckError
-from drzero.stages.models import base_of, served_name, served_names
-from drzero.stages.services import choose_ports, search_spec
+from drzero.stages.models import base_of, model_name, served_name, served_names
+from drzero.stages.services import add_call_form, check, choose_ports, search_spec, solver_spec
 from environments.agent.contract import Agent, RewardRule
 from environments.agent.load import EXAMPLE, is_class, load_agent, load_items
 
@@ -68,7 +70,7 @@ class AgentFaulty(RunFailed):
 def run_agent_bench(arguments: Sequence[str]) -> None:
     """Raises CheckError or PreflightFailed before the first run, and AgentFaulty for any fault."""
     overrides = agent_bench_overrides(arguments)
-    name = arguments[0]
+    name = overrides[0].removeprefix("agent=")
     if name in STAGES:
         _bench_stage(name, overrides)
         return
@@ -81,12 +83,13 @@ def run_agent_bench(arguments: Sequence[str]) -> None:
 
 
 def agent_bench_overrides(arguments: Sequence[str]) -> list[str]:
-    """The first word names the agent. A stage has its own mode=: only mode=rollout is the command's."""
-    if not arguments or "=" in arguments[0]:
+    """One word names the agent. A stage has its own mode=: only mode=rollout is the command's."""
+    plain = [word for word in arguments if word.startswith("agent=") or not ("=" in word or word[:1] == "~")]
+    if len(plain) != 1:
         raise CheckError(
-            "name the agent first: module:Class, module.Class, path.py:Class, an environment, or a stage"
+            "name one agent: module:Class, module.Class, path.py:Class, an environment, or a stage"
         )
-    name, *words = arguments
+    name, words = plain[0].removeprefix("agent="), [word for word in arguments if word not in plain]
     if name in STAGES:
         return [f"agent={name}", *("run_mode=rollout" if word == "mode=rollout" else word for word in words)]
     return [f"agent={name}", *([] if is_class(name) else [f"env={name}"]), *words]
@@ -111,11 +114,14 @@ def _bench_stage(stage: str, overrides: Sequence[str]) -> None:
 
 
 def _bench_agent(config: DictConfig) -> None:
-    if not is_class(config.agent):  # an environment may search
+    if config.serve:
+        check(config, "agent_bench")
+        add_call_form(config, config.environment.call_form)
+    if config.serve or not is_class(config.agent):  # an environment may search
         choose_ports(config)
     config = resolve(config)
-    base = base_of(config.endpoint or os.environ.get(BASE_URL) or _USUAL)
-    name = served_name_of(config, base)
+    base = _address(config)
+    name = model_name(config.base_model) if config.serve else served_name_of(config, base)
     folder = Path(config.run.dir)
     size = config.group_size if config.run_mode == "concurrent" else 1
     items_said = "1 item" if _size(config) == 1 else f"{_size(config)} items"
@@ -131,6 +137,12 @@ def _bench_agent(config: DictConfig) -> None:
             if reason := unexplained(bench, limit_s):
                 say(_NAME, reason, "warning")
             _conclude(list(faults(bench, limit_s)), kept)
+
+
+def _address(config: DictConfig) -> str:
+    if config.serve:
+        return f"{address(config.solver.host, config.solver.port)}/v1"
+    return base_of(config.endpoint or os.environ.get(BASE_URL) or _USUAL)
 
 
 def _ending(folder: Path) -> AbstractContextManager[None]:
@@ -173,7 +185,7 @@ def served_name_of(config: DictConfig, base: str) -> str:
 @contextmanager
 def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[Agent, list[Any]]]:
     _rule(config)  # refuse a bad one before anything starts
-    services: Any = nullcontext()
+    specs: list[AnySpec] = [solver_spec(config, "model", model)] if config.serve else []
     if is_class(config.agent):
         agent = load_agent(config.agent, dict(config.agent_options))
         items = load_items(Path(config.data_file)) if config.data_file else [EXAMPLE]
@@ -184,8 +196,8 @@ def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[Agent, li
         rows = rows_of(taskset, "eval", _size(config), config.data.seed)
         items = [{"id": row.id, "data": dict(row.data)} for row in rows]
         if taskset.needs_retrieval:
-            services = ServiceGroup([search_spec(config)])
-    with services:
+            specs.append(search_spec(config))
+    with ServiceGroup(specs):
         yield agent, items
 
 

@@ -46,6 +46,7 @@ _TABLE = (
         of_stage=True,
     ),
     Action("compare-rollouts", "an engine against Transformers", "compare-rollouts", None, True),
+    Action("agent-bench", "your agent with its model: agent-bench FILE.py:NAME", "agent-bench", None, True),
     Action("serve-model", "a model at a public address, for an hour", "serve-model", None, True),
     Action("flow-test", "made-up samples through the trainer's real queues", "flow-test", preflight=True),
     Action(

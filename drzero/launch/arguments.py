@@ -19,7 +19,7 @@ FUNCTIONS = {"train": "", "evaluate": "evaluate", "train_with_config": ""}
 """Entry points besides `main`, and their actions without `--stage`. Empty: the environment decides."""
 SERVE_GPUS = "machine.serve_gpus"
 _NAME_A_RUN = ("logs", "stacks", "diagnose")
-_TAKES_PLACES = ("upload", "download", *_NAME_A_RUN)
+_TAKES_PLACES = ("upload", "download", "agent-bench", *_NAME_A_RUN)
 _RUNS = (*(name for name, action in ACTIONS.items() if action.is_job), "preflight")
 _RUNS_BY_NAME = (*_RUNS, *_NAME_A_RUN)
 _TRAINS = (*(name for name, action in ACTIONS.items() if action.trains), "preflight")

@@ -10,7 +10,7 @@ from drzero.launch.actions import find_action
 from drzero.launch.compute import load_compute
 
 RECIPES = "8xh100"  # the machine of config/STAGE.yaml too
-LABS = ("compare-rollouts", "serve-model")  # with an engine and nothing else, on a GPU SGLang
+LABS = ("compare-rollouts", "agent-bench", "serve-model")  # with an engine and nothing else, on a GPU SGLang
 FITS = {
     0.2: ("a10g", "a10g", "a10g"),
     0.5: ("a100-40gb", "a10g", "a10g"),

@@ -37,6 +37,7 @@ from drzero.launch.tunnel import served_overrides
 from drzero.ops.text import counted, did_you_mean
 from drzero.recipe.settings.schema import in_full
 
+AGENT = "agent:"  # an environment that is an agent of the user's
 WITH_TRAINER = "--with-trainer"
 CHECKS = ("check-services", "flow-test", *LABS)
 """Actions that only try parts of a run: never resumed or retried."""
@@ -278,6 +279,8 @@ def _merged(words: Words) -> _Launch:
 def _environment(words: Words, file: RunFile) -> str | None:
     if words.action == "smoke":
         return "demo"
+    if words.action != "agent-bench" and (agent := _last(words.overrides, "agent")):
+        return f"{AGENT}{agent}"
     name = words.env or _last(words.overrides, "env") or file.env or _last(file.overrides, "env")
     return check_environment(name.strip("'\""), installs=file.image.get("pip", ())) if name else None
 
@@ -351,6 +354,8 @@ def _flags_choose(words: Words) -> bool:
 
 def _default_machine(launch: _Launch) -> tuple[str, str]:
     stage = launch.stage
+    if stage == "agent-bench" and launch.named("endpoint"):
+        return "cpu", "its model is served elsewhere"
     if (fixed := find_action(stage).compute) is not None:
         return fixed, f"{stage} runs on it by default"
     served = launch.named("solver.model_path") if stage == "evaluate" else None
@@ -406,7 +411,20 @@ def _command(launch: _Launch, compute: Compute, overrides: list[str]) -> tuple[s
             raise LaunchError(f"--num-examples is for evaluate, not {stage}")
         key = "num_examples" if launch.plays else "questions_per_benchmark"
         rest.append(f"{key}={words.num_examples}")
+    if stage == "agent-bench":
+        rest += _benched(launch)
+        overrides = [word for word in overrides if not word.startswith("agent=")]
     return (*rest, *(served_overrides(overrides) if stage == "serve-model" else overrides))
+
+
+def _benched(launch: _Launch) -> list[str]:
+    names = [*launch.words.places, *(name for name in (launch.named("agent"),) if name)]
+    if len(names) != 1 or not {".", ":"} & set(names[0]):
+        raise LaunchError(
+            f"agent-bench {' '.join(names)}: name one agent of yours, as FILE.py:NAME or module:NAME. An "
+            "environment is played by --action evaluate --env NAME"
+        )
+    return [f"agent={names[0]}", *([] if launch.named("endpoint") else ["serve=true"])]
 
 
 def _shared(launch: _Launch, compute: Compute) -> list[str]:
@@ -416,7 +434,7 @@ def _shared(launch: _Launch, compute: Compute) -> list[str]:
         # Without a flash-attn wheel attention is torch's own, which the profile of one GPU uses anyway.
         if compute.hardware == "8xh100" and flash_attn_wheel() is None:
             words.append("++actor_rollout_ref.model.override_config.attn_implementation=drzero_packed")
-    if launch.env:
+    if launch.env and not launch.env.startswith(AGENT):  # agent= is among the overrides
         words.append(f"env={launch.env}")
     model = launch.model
     # A machine without a GPU has the demo policy by default, and makes what another action's GPUs will read.

@@ -37,6 +37,9 @@ class Readings:
     sight: Sight | None = None
 
 
+_WITHOUT_CORPUS = ("merge", "prepare_data", "serve_model", "compare_rollouts", "agent_bench", "flow_test")
+
+
 @dataclass
 class CheckContext:
     """One stage under preflight."""
@@ -70,7 +73,9 @@ class CheckContext:
         """Whether a model is served outside veRL."""
         if self.stage in ("evaluate", "synthesize", "preview", "ask", "serve_agent", "compare_rollouts"):
             return self.config.endpoint is None
-        return self.stage in ("challenger", "serve_model")
+        return (
+            self.config.serve if self.stage == "agent_bench" else self.stage in ("challenger", "serve_model")
+        )
 
     @property
     def searches(self) -> bool:
@@ -79,7 +84,7 @@ class CheckContext:
             with suppress(EnvironmentUnusable):  # `check_environment` reports it
                 return self.taskset().needs_retrieval
             return False
-        return self.stage not in ("merge", "prepare_data", "serve_model", "compare_rollouts", "flow_test")
+        return self.stage not in _WITHOUT_CORPUS
 
     @property
     def serves_search(self) -> bool:
@@ -157,6 +162,7 @@ class CheckContext:
             "preview": served if self.serves_model else {},
             "serve_model": served,
             "bundle": served,
+            "agent_bench": served if self.serves_model else {},
             "compare_rollouts": {"base_model": config.base_model, **(served if self.serves_model else {})},
             **dict.fromkeys(
                 ("evaluate", "ask", "serve_agent"),

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
@@ -13,6 +14,7 @@ from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.growth import CHANGE_TEMPLATE, growth_fault, tools_fault
 from drzero.preflight.models import is_out_of_reach
 from drzero.recipe.environment import limits_of, opening_tokens, opening_tools, play_silent, rows_of
+from environments.agent.load import is_class, load_agent, load_items
 from environments.call import ToolSchema
 from environments.conversation import Conversation, Message
 from environments.fault import SAME_PACKAGES, EnvironmentUnusable
@@ -64,6 +66,15 @@ def _weighs_episodes_alike(config: DictConfig) -> Iterator[Finding]:
     if not is_whole:
         why = f"a step's {batch} tasks would be cut into updates by rows, and an episode may have several"
         yield error(_MINI, why, f"set it to data.train_batch_size={batch}, for one update a step")
+
+
+def check_agent(ctx: CheckContext) -> None:
+    """An agent of your own and its items must load. Raises EnvironmentUnusable."""
+    config = ctx.config
+    if config.agent and is_class(config.agent):
+        load_agent(config.agent, dict(config.agent_options))
+        if config.data_file:
+            load_items(Path(config.data_file))
 
 
 def _fills_batch(ctx: CheckContext, rows: int) -> Iterator[Finding]:

@@ -198,6 +198,7 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     "serve_agent": [PreflightCheck(environment.check_agent_host, "host"), *_ASK],
     "bundle": [*_MODELS, *_OWN_INDEX[:1]],
     "compare_rollouts": [*_SERVE_MODEL, PreflightCheck(memory.check_compared, "compare.dtype", counts=True)],
+    "agent_bench": [PreflightCheck(episodes.check_agent, "agent"), *_SERVE_MODEL],
     "flow_test": [*_QUEUES, _RUN_FOLDER, *_MACHINE],
 }
 STAGES = tuple(stage for stage in _CHECKS if stage not in ("bundle", "flow_test"))

@@ -14,14 +14,18 @@ from drzero.ops.process.ports import PortTaken, reserve_port
 from drzero.ops.services.external import ExternalSpec
 from drzero.ops.services.health import HealthCheck
 from drzero.ops.services.services import AnySpec, ServiceSpec
+from drzero.preflight.tokenizers import load_tokenizer
 from drzero.recipe.compose import process_env, resolve, retrieval_url
+from drzero.recipe.errors import CheckError
 from drzero.recipe.indices import places_of
 from drzero.stages.startup_signs import SGLANG
+from verl_ext.method.chat import call_form
 from verl_ext.server_arguments import REFERENCE_SERVER, as_words, sglang_arguments
 from verl_ext.sglang import cpu
 from verl_ext.sglang.compat import OWN_POSITIONS, SOLVER_ARGUMENTS
 
 RETRIEVAL_PORT, SOLVER_PORT = 8000, 8001  # used if they are free and no port is set
+_PARSERS = ("hermes", "llama3", "mistral")  # of SGLang, with our names
 INDEX_AWAY = 424  # as `search.serving.app.INDEX_UNAVAILABLE`
 _RETRIEVAL = ("embedder", "device", "encoders", "threads", "max_batch", "window_ms", "max_queue", "cache_mb")
 """Keys of `retrieval` whose names are also options of `search.server`."""
@@ -107,6 +111,33 @@ def _index_words(config: DictConfig) -> list[str]:
     words += ["--faiss-corpus", faiss.corpus] if faiss.corpus else []
     options = [("ef_search", faiss.ef_search), ("nprobe", faiss.nprobe), ("faiss_device", faiss.device)]
     return words + _options(options)
+
+
+def add_call_form(config: DictConfig, form: str) -> None:
+    """Tell the engine how the model writes calls. Raises CheckError if SGLang cannot read them."""
+    given = config.solver.server_args
+    if config.solver.engine == "reference":
+        parser = {"call_form": form}
+    elif "tool_call_parser" in given:
+        parser = {}
+    elif (found := _form_of(config.solver.model_path, form)) in _PARSERS:
+        parser = {"tool_call_parser": found}
+    else:
+        raise CheckError(
+            f"SGLang has no parser for call_form={found}: use rollout=reference, or name one of its parsers "
+            "by solver.server_args.tool_call_parser"
+        )
+    with open_dict(config):
+        config.solver.server_args = {**parser, **given}
+
+
+def _form_of(model: str, form: str) -> str:
+    """Raises CheckError if the model's chat template writes calls in a form that is not known."""
+    try:
+        return call_form(load_tokenizer(model, "solver.model_path"), form)
+    except ValueError as reason:
+        fix = "name SGLang's parser by solver.server_args.tool_call_parser"
+        raise CheckError(f"call_form: {reason}: {fix}") from reason
 
 
 def solver_spec(config: DictConfig, name: str = "solver", served_name: str | None = None) -> ServiceSpec:

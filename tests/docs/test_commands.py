@@ -6,10 +6,12 @@ the unmodified client, whose preflight is the real one here as well.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+import bench_agents
 import pytest
 from docs_environment import write_environment
 from documented import ROOT, Line, lines
@@ -21,6 +23,7 @@ from drzero.commands.preflight import run_preflight
 from drzero.launch import environments
 from drzero.launch.actions import find_action
 from drzero.launch.arguments import parse_modal_run
+from drzero.launch.image.own_files import carried
 from drzero.launch.known_keys import check_keys
 from drzero.launch.request import Request, resolve
 from drzero.loop.preflight import preflight_stage
@@ -30,6 +33,7 @@ from drzero.recipe.settings.schema import in_full
 from environments import registry
 
 MODAL, DRZERO = lines("modal"), lines("drzero")
+CARRIED = "../extra/"  # the folder of the client's files in a container
 BY_CLIENT = ("upload", "download", "logs", "stacks")
 ASKING = ("ask", "serve-agent")  # Their questions and options are no overrides.
 COMPOSED = (*(stage.replace("_", "-") for stage in STAGES), "evolve")
@@ -53,9 +57,12 @@ def overrides_of(line: Line) -> list[str]:
 
 
 def on_volumes(words: list[str]) -> list[str]:
-    """The words with the folders of volumes that are not here, as a container of another machine has them."""
+    """A container's words with volumes that are not here, and with the client's files where they are."""
     return [
-        word.format(corpus="/volume", checkpoints="/volume") if "paths." in word else word for word in words
+        word.format(corpus="/volume", checkpoints="/volume")
+        if "paths." in word
+        else word.replace(CARRIED, "")
+        for word in words
     ]
 
 
@@ -108,7 +115,9 @@ class TestOnThePlane:
     def checkout(self, tmp_path_factory):
         folder = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=False)
         (folder / ".env").write_text("OPENAI_API_KEY=of-a-model\n")
-        (folder / "papers.jsonl").write_text('{"text": "A paper."}\n')
+        for name in ("papers.jsonl", "questions.jsonl", "prompts.parquet"):
+            (folder / name).write_text('{"text": "A paper."}\n')
+        shutil.copy(bench_agents.__file__, folder / "my_agent.py")
         return folder
 
     @pytest.fixture(scope="class")
@@ -143,5 +152,5 @@ class TestOnThePlane:
             return
         machine = request.compute
         assert last.function == ("gpu_stage" if machine.type else "cpu_stage")
-        assert last.args[0].command == request.command
+        assert last.args[0].command == tuple(carried(request.command)[0])
         assert last.spec.gpu == ((machine.type, machine.count) if machine.type else None)

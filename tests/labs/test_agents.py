@@ -27,7 +27,7 @@ from scripted_endpoint import scripted_endpoint
 from served_model import served_model
 
 from drzero.cli import main
-from drzero.commands.serve_model import add_call_form, model_name
+from drzero.commands.serve_model import model_name
 from drzero.labs.agent_bench import choose
 from drzero.labs.agents.event_loop import Pause
 from drzero.labs.agents.proxy import Recorder
@@ -38,7 +38,7 @@ from drzero.ops.process.lock import lock_is_held
 from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
-from drzero.stages.services import solver_spec
+from drzero.stages.services import add_call_form, solver_spec
 from environments.agent.contract import RewardRule
 from environments.agent.load import load_agent, load_items
 from environments.fault import EnvironmentUnusable
@@ -332,7 +332,7 @@ def test_the_model_is_served_under_its_hub_id_or_its_folders_name(tmp_path):
 )
 def test_either_engine_is_told_how_the_model_writes_calls(words, option, value, tiny_model):
     config = compose_stage("serve_model", [f"model={tiny_model}", *words])
-    add_call_form(config)
+    add_call_form(config, config.call_form)
     command = solver_spec(resolve(config), "model", "a-name").command
     assert command[command.index(option) + 1] == value
     assert command[command.index("--served-model-name") + 1] == "a-name"
@@ -344,14 +344,15 @@ def test_either_engine_is_told_how_the_model_writes_calls(words, option, value, 
 def test_sglangs_parser_is_the_one_of_the_models_template(name, tmp_path, smollm2_tokenizer):
     family(smollm2_tokenizer, name).save_pretrained(tmp_path / "model")
     config = compose_stage("serve_model", [f"model={tmp_path / 'model'}", "hardware=8xh100"])
-    add_call_form(config)
+    add_call_form(config, config.call_form)
     assert config.solver.server_args.tool_call_parser == name
 
 
 def test_a_form_of_calls_that_sglang_cannot_read_is_refused(tiny_model):
     words = ["hardware=8xh100", "call_form=xlam", f"model={tiny_model}"]
     with pytest.raises(CheckError, match="SGLang has no parser for call_form=xlam"):
-        add_call_form(compose_stage("serve_model", words))
+        config = compose_stage("serve_model", words)
+        add_call_form(config, config.call_form)
 
 
 def test_a_port_in_use_ends_serve_model_before_a_model_is_loaded(url, tiny_model, tmp_path, capsys):
@@ -359,6 +360,18 @@ def test_a_port_in_use_ends_serve_model_before_a_model_is_loaded(url, tiny_model
     words = [f"model={tiny_model}", f"port={port}", "hardware=cpu", f"paths.checkpoints={tmp_path}"]
     assert main(["serve-model", *words]) == 2
     assert f"port {port} on 127.0.0.1 is taken by" in capsys.readouterr().err
+
+
+def test_a_model_is_served_for_the_runs_once_the_agent_is_known_to_load(tiny_model, tmp_path, capsys):
+    model = tmp_path / "tiny"
+    model.symlink_to(tiny_model)
+    words = [f"model={model}", "serve=true", "hardware=cpu", f"paths.checkpoints={tmp_path}"]
+    words += ["solver.max_context_tokens=1024", "rollout.max_tokens_per_turn=64"]
+    assert main(["agent-bench", *words, f"{bench_agents.__file__}:NoAgent"]) == 2
+    assert "agent: " in (said := capsys.readouterr().err) and "NoAgent has no method run" in said
+    assert main(["agent-bench", *words, f"{bench_agents.__file__}:MyAgent"]) == 0
+    assert "finished       1 of 1" in capsys.readouterr().out
+    assert (tmp_path / "agent_bench" / "logs" / "model.log").is_file()
 
 
 @pytest.mark.slow("a server in a process of its own, and 512 runs")

@@ -35,6 +35,7 @@ def holds(machine: str, stage: str, model: str, folder: Path) -> bool:
     compute = load_compute(machine)
     words = [f"hardware={compute.hardware}", *compute.overrides(), chosen, *places, *loaded]
     words += ["rollout=sglang"] if stage in LABS else []
+    words += ["serve=true"] if stage == "agent-bench" else []
     report = preflight(compose_stage(stage.replace("-", "_"), words), stage.replace("-", "_"))
     assert report.ledger is not None
     return not report.errors

@@ -1,4 +1,6 @@
-"""What you try on Modal besides a run: a model at a public address."""
+"""What you try on Modal besides a run: a model at a public address, and your own agent with its model."""
+
+import json
 
 import httpx
 import pytest
@@ -6,6 +8,8 @@ from conftest import unused_port
 from modal_checkout import PLANTED, make_checkout, run_action, stage_plane, start_action
 
 from drzero.launch.container import MARGIN_S
+from drzero.launch.errors import LaunchError
+from drzero.launch.image.own_files import carried
 
 SERVED_S = 45
 TINY = ["--gpu-count", "0", "--model", "demo-policy", "base_model=${paths.corpus}/models/tiny"]
@@ -54,3 +58,59 @@ def test_an_address_that_anyone_could_ask_has_to_be_wanted(has_token, words, why
     done = run_action(plane, make_checkout(tmp_path, dotenv=has_token), "serve-model", *words)
     assert done.code == 2 and why in done.stderr and len(done.stderr.splitlines()) == 1
     assert len(plane.requests) == before
+
+
+AGENT = """
+from openai import AsyncOpenAI
+
+
+class Asking:
+    async def run(self, data, base_url, api_key, **more):
+        async with AsyncOpenAI(base_url=base_url, api_key=api_key) as client:
+            said = [{"role": "user", "content": data["question"]}]
+            answer = await client.chat.completions.create(model="tiny", messages=said, max_tokens=4)
+        return float(answer.usage.completion_tokens)
+"""
+
+
+@pytest.mark.slow("two containers, and a model's server")
+@pytest.mark.timeout(400)
+def test_an_agent_and_its_items_are_carried_to_the_model_and_reach_no_image(plane, checkout, tmp_path):
+    (tmp_path / "asking_agent.py").write_text(AGENT)
+    (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"question": f"{n}?"}) + "\n" for n in range(3)))
+    words = [f"{tmp_path}/asking_agent.py:Asking", f"data={tmp_path}/asked.jsonl", "mode=sample", "n=3"]
+    done = run_action(plane, checkout, "agent-bench", *words, *TINY)
+    assert done.code == 0, done.stdout + done.stderr
+    assert "finished       3 of 3" in done.stdout and "no fault was seen" in done.stdout
+    request = plane.calls[-1].args[0]
+    assert {"agent=../extra/asking_agent.py:Asking", "serve=true"} <= set(request.command)
+    assert {"/root/extra/asking_agent.py", "/root/extra/asked.jsonl"} <= set(plane.mounted_files)
+    assert not [line for image in plane.images_built for line in image.commands if "asking_agent" in line]
+    assert not [value for value in PLANTED.values() if value in done.stdout + done.stderr]
+
+
+def test_an_agent_that_does_not_load_costs_no_machine(plane, checkout, tmp_path):
+    (tmp_path / "broken.py").write_text("import nowhere_to_be_found\n")
+    done = run_action(plane, checkout, "agent-bench", f"{tmp_path}/broken.py:Asking")
+    assert done.code == 1 and "No module named 'nowhere_to_be_found'" in done.stdout
+    assert "preflight found errors (see above); no machine was requested" in done.stderr
+    assert plane.calls[-1].function == "ask"
+
+
+def test_files_that_overrides_name_are_found_in_the_container(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.py", "asked.jsonl"):
+        (tmp_path / name).write_text("")
+    given = ["agent=mine.py:Asking", "tasks='asked.jsonl'", "compare.data=/corpus/a.parquet", "a.b=mine.py"]
+    words, files = carried(given)
+    assert words == ["agent=../extra/mine.py:Asking", "tasks='../extra/asked.jsonl'", *given[2:]]
+    assert files == (f"{tmp_path}/mine.py", f"{tmp_path}/asked.jsonl")
+    monkeypatch.setattr("drzero.launch.image.own_files.ROOT", tmp_path)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "own.py").write_text("")
+    assert carried(["agent=examples/own.py:answer"]) == (["agent=examples/own.py:answer"], ())
+    modules = ["agent=package.module:answer", "data_file=${paths.corpus}/a.jsonl", "tasks=/corpus/no.jsonl"]
+    assert carried(modules) == (modules, ())
+    for missing in ("agent=mnie.py:Asking", "data_file=asked.json"):
+        with pytest.raises(LaunchError, match="there is no file"):
+            carried([missing])

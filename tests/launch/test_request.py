@@ -143,6 +143,8 @@ def test_the_choice_of_a_machine_is_printed_with_its_reason_and_price(tmp_path, 
         ("compare-rollouts --model qwen3-8b", "a100-40gb", "sglang", 3.18),
         ("compare-rollouts rollout=reference --gpu-type L40S", "single_h100", "reference", 3.73),
         ("compare-rollouts --gpu-count 0", "cpu", "reference", 0.63),
+        ("agent-bench my.py:Asking", "a10g", "sglang", 1.74),
+        ("agent-bench my.module:Asking endpoint=https://example.com/v1", "cpu", "reference", 0.63),
         ("serve-model --model me/mine", "single_h100", "sglang", 5.73),
         ("serve-model compute.timeout=7200", "a10g", "sglang", 3.47),
     ],
@@ -162,6 +164,24 @@ def test_short_names_of_a_labs_keys_are_its_keys_and_a_served_models_address_is_
     assert (served.host, served.port, served.background) == ("0.0.0.0", 8080, False)
     with pytest.raises(LaunchError, match="port=null: a tunnel leads to a numbered port"):
         launch("serve-model port=null")
+
+
+@pytest.mark.parametrize("words", ["", "wordle", "my.py:One my.py:Two", "my.py:One agent=my.py:Two"])
+def test_one_agent_of_ones_own_is_benched(words):
+    with pytest.raises(LaunchError, match="name one agent of yours"):
+        launch(f"agent-bench {words}")
+    command = launch("agent-bench agent=my.py:One mode=concurrent data=/corpus/a.jsonl").command
+    assert list(command[-4:]) == [
+        *("agent=my.py:One", "serve=true", "run_mode=concurrent", "data_file=/corpus/a.jsonl")
+    ]
+
+
+@pytest.mark.parametrize("stage", ["train", "evaluate"])
+def test_an_agent_of_ones_own_is_trained_and_evaluated_under_its_name(stage):
+    request = launch(f"{stage} agent=my_own.py:answer tasks=/corpus/tasks.jsonl")
+    assert request.name.startswith(f"{stage}_agent-my_own.py-answer")
+    assert {"agent=my_own.py:answer", "tasks=/corpus/tasks.jsonl"} <= set(request.command)
+    assert not [word for word in request.command if word.startswith("env=")]
 
 
 @pytest.mark.parametrize(

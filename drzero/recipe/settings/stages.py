@@ -420,6 +420,7 @@ class AgentBench:
     batch_size: int = key(64, "Items at once in mode=concurrent.", low=1)
     group_size: int = key(8, "Runs of each item in mode=concurrent.", low=1)
     batches: int = key(2, "Batches of mode=rollout.", low=1)
+    serve: bool = key(False, "Serve model= for the runs, with rollout='s engine; false asks the endpoint.")
     endpoint: str | None = key(None, "Server; null is OPENAI_BASE_URL or http://127.0.0.1:8080/v1.")
     endpoint_model: str | None = key(None, "Model name for the project's own agent; null takes the only one.")
     deadline_s: Number = key(300, "Seconds before a run counts as failed.", above=0)
