@@ -19,7 +19,7 @@ from environments.row import Row
 from search.client import SearchClient
 from verl_ext.clients.search_agent import SearchAgent
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
-from verl_ext.method.chat import render_prompt_ids, tool_turn_ids, turn_ends
+from verl_ext.method.chat import call_form, render_prompt_ids, tool_turn_ids, turn_ends
 from verl_ext.method.format_score import think_part
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import solver_messages
@@ -276,11 +276,12 @@ def as_environment(tokenizer, url, *turns):
 
     model = SimpleNamespace(tokenizer=tokenizer, sample=sample)
     row = Row("q", {"question": "Ask.", "targets": ["Vell"]})
-    (played,) = asyncio.run(play_row(taskset, row, model, EpisodeLimits(300, 400, 100)))
+    limits = EpisodeLimits(300, 400, 100, call_form=call_form(tokenizer))
+    (played,) = asyncio.run(play_row(taskset, row, model, limits))
     return played, engine
 
 
-PLAYED = [
+HERMES = [
     [VELL, "<answer>Vell</answer>"],
     [render_tool_call(["Vell", "Orrin"]) + render_tool_call(["Ostrel"]), "no answer"],
     ["<tool_call>no JSON</tool_call>", VELL, "<answer>Orrin</answer>"],
@@ -289,8 +290,13 @@ PLAYED = [
 ]
 
 
-@pytest.mark.parametrize("turns", PLAYED)
-def test_the_search_environment_plays_the_ids_of_the_search_loop(tokenizer, url, turns, monkeypatch):
+PLAYED = [(None, turns) for turns in HERMES]
+PLAYED += [(name, [call, f"{call}x", "<answer>Vell</answer>"]) for name, call in FAMILIES.items()]
+
+
+@pytest.mark.parametrize(("name", "turns"), PLAYED)
+def test_the_search_environment_plays_the_ids_of_the_search_loop(tokenizer, url, name, turns, monkeypatch):
+    tokenizer = family(tokenizer, name) if name else tokenizer
     monkeypatch.setattr(sys.modules[__name__], "PROMPT", solver_messages("Ask.", "short", 5))
     output, loop_engine = roll_out(tokenizer, url, *turns)
     played, engine = as_environment(tokenizer, url, *turns)

@@ -80,6 +80,8 @@ def parse_call(raw: str) -> SearchCall:
 
 def search_call(call: Call) -> SearchCall:
     """A call that an environment's player has read."""
+    if call.name is None:  # not read as a call
+        return parse_call(call.raw)
     return _parsed(call.raw, {"name": call.name, "arguments": call.arguments})
 
 
