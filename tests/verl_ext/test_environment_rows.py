@@ -63,6 +63,7 @@ def test_an_agents_rows_calls_and_failed_tries_are_counted_by_episode():
     expected = {"agent/rows": 2.0, "agent/calls": 3.0, "agent/own_row_share": 0.5, "agent/begun_again": 2}
     expected |= {"failures/agent/raised": 2, "failures/agent/timed_out": 1}
     assert {name: metrics[f"drzero/{name}"] for name in expected} == expected
+    assert "raised 2, timed out 1" in progress_line(metrics, 1, 2)
     assert list(columns_of("environment", {1: metrics}))[2:5] == ["calls", "rows", "begun\nagain"]
     # The turn that two rows have is one call's.
     assert (
@@ -81,7 +82,9 @@ def test_failures_are_counted_in_rollouts_and_not_in_means():
 def test_without_search_no_alarm_is_about_it():
     metrics = collapse_metrics(STEP, [each.prompt for each in STEP], [[-1.0]] * len(STEP))
     assert "drzero/collapse/searched_share" not in metrics
-    assert metrics["drzero/collapse/zero_variance_share"] == 0.5  # q's branches are equal
+    # Of q only one rollout counts, and its two branches are not compared with each other.
+    assert metrics["drzero/collapse/zero_variance_share"] == 0.0
+    assert metrics["drzero/collapse/response_tokens"] == pytest.approx(4 / 3)
 
 
 def test_the_branches_of_a_rollout_share_one_advantage():

@@ -16,6 +16,7 @@ from drzero.runs.run_folder import RunFolder
 from environments.agent.contract import Agent
 from environments.agent.taskset import AgentTaskset
 from environments.row import Row
+from verl_ext.clients.environment_agent import of_episode
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.rollout.environment_agent_loop import agent_fields, reward_fields
@@ -240,7 +241,8 @@ def test_a_conversation_that_does_not_go_on_begins_a_row_and_no_token_is_trained
     found, model = played(agent, "a", "bb", "ccc")
     assert len(model.log) == calls and [len(row.extra["agent"]["places"]) for row in found] == rows
     trained = sum(sum(row.response_mask) for row in found)
-    assert trained == sum(len(ids) for _, ids in model.log)
+    assert trained == sum(len(ids) for _, ids in model.log) == of_episode(found).tokens_out
+    assert of_episode(found).tokens_in == sum(len(ids) for ids, _ in model.log)
     assert all(row.score == found[0].score for row in found) and not any(row.token_drift for row in found)
 
 

@@ -39,7 +39,8 @@ def test_a_text_with_half_of_a_surrogate_pair_costs_no_step(tmp_path):
 
 
 def test_the_page_lists_every_field_of_a_line(tmp_path):
-    row = StepRow("p_0_0", False, "search_zero", {}, {"score": 0.0}, Trajectory(), 0)
+    agent = {"calls": [], "places": {}, "faults": []}
+    row = StepRow("p_0_0", False, "own", {}, {"score": 0.0}, Trajectory(), 0, agent=agent)
     dump_rows([row], 1, tmp_path / "dump.jsonl")
     record = json.loads((tmp_path / "dump.jsonl").read_text())
     table = PAGE.partition(f"## Dumps, schema {SCHEMA}\n")[2].partition("A **trajectory**")[0]

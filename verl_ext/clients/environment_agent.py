@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from environments.row import Row
@@ -37,7 +38,7 @@ class EnvironmentAgent(ServedModel):
             started, played = time.monotonic(), None
             try:
                 async with asyncio.timeout(self.deadline_s):
-                    played = (await play_row(self.taskset, row, self, self.limits))[-1]
+                    played = of_episode(await play_row(self.taskset, row, self, self.limits))
                 failure = played.fault
             except TimeoutError:
                 failure = f"the episode did not end within {self.deadline_s:g} s"
@@ -49,6 +50,12 @@ class EnvironmentAgent(ServedModel):
         """Sample the next turn."""
         completion = await self.complete(prompt_ids, max_tokens)
         return Sampled(completion.ids, None, completion.truncated)
+
+
+def of_episode(rows: Sequence[Played]) -> Played:
+    """An episode's last row, with the tokens of all."""
+    tokens = {name: sum(getattr(row, name) for row in rows) for name in ("tokens_in", "tokens_out")}
+    return replace(rows[-1], **tokens)
 
 
 def fitting(limits: EpisodeLimits, max_context_tokens: int) -> EpisodeLimits:

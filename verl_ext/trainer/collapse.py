@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,15 +48,17 @@ def collapse_metrics(
 ) -> dict[str, float]:
     """Metrics of one step. `entropy` is the negated mean of the sampler's `log_probs`, in nats a token."""
     good = [index for index, row in enumerate(rows) if row.counts]
-    rewards: dict[Hashable, list[float]] = {}
+    rewards: dict[Hashable, dict[str, float]] = {}
+    sampled: Counter[str] = Counter()  # all rows of a rollout
     for index in good:
-        rewards.setdefault(groups[index], []).append(float(rows[index].reward["score"]))
-    compared = [group for group in rewards.values() if len(group) > 1]
+        rewards.setdefault(groups[index], {})[rows[index].rollout] = float(rows[index].reward["score"])
+        sampled[rows[index].rollout] += len(log_probs[index])
+    compared = [group.values() for group in rewards.values() if len(group) > 1]
     tokens = [value for index in good for value in log_probs[index]]
     metrics = {
         "zero_variance_share": mean([min(group) == max(group) for group in compared]),
         "entropy": -mean(tokens),
-        "response_tokens": mean([len(log_probs[index]) for index in good]),
+        "response_tokens": mean([*sampled.values()]),
     }
     # A challenger's one-hop question needs no search. A row without a hop count may need several.
     searching = [rows[index] for index in good if isinstance(rows[index].trajectory, Trajectory)]

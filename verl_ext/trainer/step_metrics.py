@@ -131,7 +131,7 @@ def _agent_metrics(rows: Sequence[StepRow]) -> dict[str, float]:
         "agent/calls": calls / n if n else 0.0,
         "agent/own_row_share": (rows_made - n) / (calls - n) if calls > n else 0.0,
         "agent/begun_again": failed.total() - left_out,
-        **{f"failures/agent/{name}": count for name, count in failed.items()},
+        **{f"{_FAILED}{name}": count for name, count in failed.items()},
     }
 
 
@@ -177,6 +177,7 @@ def valid_rows(infos: Mapping[str, Sequence[Any]]) -> list[int]:
     return [row for row, valid in enumerate(infos.get("valid", ())) if valid]
 
 
+_FAILED = "failures/agent/"  # tries of an agent of one's own, by name
 _PROGRESS = {
     "reward": "drzero/reward/score",
     "solved tasks": "drzero/reward/success",
@@ -193,6 +194,8 @@ _PROGRESS = {
 def progress_line(metrics: Mapping[str, float], step: int, steps: int) -> str:
     """One step as a line of the console."""
     parts = [f"{name} {metrics[key]:.2f}" for name, key in _PROGRESS.items() if key in metrics]
+    failed = [(key, count) for key, count in metrics.items() if key.startswith(f"drzero/{_FAILED}")]
+    parts += [f"{key.rpartition('/')[2].replace('_', ' ')} {count:.0f}" for key, count in failed]
     return f"step {step}/{steps}: {', '.join(parts)}"
 
 

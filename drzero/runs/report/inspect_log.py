@@ -102,6 +102,7 @@ def _sample(trajectory: Trajectory) -> Record:
             "question": trajectory.question,
             "source": f"{trajectory.source}:{trajectory.line}",
             "reasons": list(trajectory.reasons),
+            "agent": trajectory.agent,
             "attempts": [
                 {
                     "answer": attempt.answer,
