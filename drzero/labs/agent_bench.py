@@ -1,20 +1,20 @@
 """Run an agent of your own against a served model, before it trains.
 
-    drzero agent-bench my_agent.py:MyAgent                            one item, every model call shown
-    drzero agent-bench my_agent.py:MyAgent serve=true model=smollm2-135m      its model served for the runs
-    drzero agent-bench my_agent.MyAgent mode=sample data=questions.jsonl n=16
-    drzero agent-bench my_agent.MyAgent mode=concurrent data=questions.jsonl batch_size=64 group_size=8
+    drzero agent-bench my_agent.py:answer                             one task, every model call shown
+    drzero agent-bench my_agent.py:answer serve=true model=smollm2-135m       its model served for the runs
+    drzero agent-bench my_agent.py:answer mode=sample tasks=questions.jsonl n=16
+    drzero agent-bench my_agent.py:answer mode=concurrent tasks=questions.jsonl batch_size=64 group_size=8
     drzero agent-bench wordle model=wordle-policy mode=concurrent     one of ours, by an environment's name
     drzero agent-bench train env=wordle mode=rollout batches=2        veRL's agent loop, in a stage's trainer
 
-An agent is a class with `async def run(self, data, **extra_kwargs)` that returns a reward or a dict of them
-(`environments.agent.contract`). endpoint= names the model's server, e.g. `drzero serve-model`. A proxy on
-loopback records each call. Printed are latencies, calls, tokens, failures by cause, the line that blocked
-the event loop, and connections left open. failures.jsonl keeps the failed runs. Any fault exits with 1.
+An agent is a function, a class or a command that returns rewards (`environments.agent.contract`). endpoint=
+names the model's server, e.g. `drzero serve-model`. A proxy on loopback records each call. Printed are
+latencies, calls, tokens, failures by cause, the line that blocked the event loop, and connections left open.
+failures.jsonl keeps the failed runs. Any fault exits with 1.
 mode=single runs in this process, so a debugger works: `python -m pdb -m drzero.cli agent-bench …`.
 
 mode=rollout is for challenger, solver and train (`drzero.labs.agent_rollout`). Its other words are the
-stage's; endpoint=, data= and n= do not apply.
+stage's; endpoint=, tasks= and n= of the bench do not apply.
 
 Worth: shows leaks, pauses and failing rewards that appear only with many runs at once. Tests
 `verl_ext/rollout` and the user's code. Can go when veRL's agent loops report the same.
@@ -60,7 +60,7 @@ FAILURES = "failures.jsonl"
 BASE_URL = "OPENAI_BASE_URL"
 _USUAL = "http://127.0.0.1:8080/v1"  # the default of serve-model
 STAGES = ("challenger", "solver", "train")  # for mode=rollout
-_OF_ROLLOUT = ("agent=", "run_mode=", "batches=", "reward_range=")  # the others go to the stage
+_OF_ROLLOUT = ("run_mode=", "batches=", "reward_range=")  # the others go to the stage
 
 
 class AgentFaulty(RunFailed):
@@ -77,19 +77,21 @@ def run_agent_bench(arguments: Sequence[str]) -> None:
     config = compose_stage("agent_bench", overrides)
     set_verbose(config.verbose)
     if config.run_mode == "rollout":
-        yours = "it cannot run your own class" if is_class(name) else f"write `train env={name}`"
-        raise CheckError(f"mode=rollout runs a stage's trainer ({', '.join(STAGES)}): {yours}")
+        yours = f"train {'agent' if is_class(name) else 'env'}={name}"
+        raise CheckError(f"mode=rollout runs a stage's trainer ({', '.join(STAGES)}): write `{yours}`")
     _bench_agent(config)
 
 
 def agent_bench_overrides(arguments: Sequence[str]) -> list[str]:
     """One word names the agent. A stage has its own mode=: only mode=rollout is the command's."""
-    plain = [word for word in arguments if word.startswith("agent=") or not ("=" in word or word[:1] == "~")]
-    if len(plain) != 1:
+    plain = [word for word in arguments if "=" not in word and word[:1] != "~"]
+    keys = [word for word in arguments if word.startswith("agent=")]
+    named = plain if plain and plain[0] in STAGES else plain + keys  # a stage's agent= is its own
+    if len(named) != 1:
         raise CheckError(
-            "name one agent: module:Class, module.Class, path.py:Class, an environment, or a stage"
+            "name one agent: path.py:function, module:function, a class, an environment, or a stage"
         )
-    name, words = plain[0].removeprefix("agent="), [word for word in arguments if word not in plain]
+    name, words = named[0].removeprefix("agent="), [word for word in arguments if word not in named]
     if name in STAGES:
         return [f"agent={name}", *("run_mode=rollout" if word == "mode=rollout" else word for word in words)]
     return [f"agent={name}", *([] if is_class(name) else [f"env={name}"]), *words]
@@ -98,11 +100,12 @@ def agent_bench_overrides(arguments: Sequence[str]) -> list[str]:
 def _bench_stage(stage: str, overrides: Sequence[str]) -> None:
     from drzero.labs.agent_rollout import run_rollouts  # loads torch, which an agent's runs do not need
 
-    own = [word for word in overrides if word.startswith(_OF_ROLLOUT)]
-    bench = compose_stage("agent_bench", own)
+    named, *words = overrides
+    own = [word for word in words if word.startswith(_OF_ROLLOUT)]
+    bench = compose_stage("agent_bench", [named, *own])
     if bench.run_mode != "rollout":
         raise CheckError(f"{stage} is a stage: only mode=rollout runs its trainer")
-    done = run_rollouts(stage, [word for word in overrides if word not in own], bench.batches, _rule(bench))
+    done = run_rollouts(stage, [word for word in words if word not in own], bench.batches, _rule(bench))
     failed = [run for run in done.runs if run.failure is not None]
     kept = _keep(failed, done.folder)
     found = [failed_share(done.runs)] if failed else []
@@ -130,7 +133,7 @@ def _bench_agent(config: DictConfig) -> None:
         shown = f"{agent.name}, {config.run_mode}: {items_said}{f' × {size}' if size > 1 else ''}"
         EventLog(folder / "logs" / EVENTS_FILE).add("start", _NAME, f"starting: {shown}")
         with _ending(folder):
-            bench = run_bench(config, agent, items, base)
+            bench = run_bench(config, agent, items, base, name)
             kept = _keep(bench.failed, folder)
             print_runs(bench.runs, bench.seconds, watched(bench), shown)
             limit_s = None if config.run_mode == "single" else config.max_pause_s
@@ -149,7 +152,9 @@ def _ending(folder: Path) -> AbstractContextManager[None]:
     return ending(EventLog(folder / "logs" / EVENTS_FILE), _NAME, "no fault was seen")
 
 
-def run_bench(config: DictConfig, agent: Agent, items: Sequence[Any], base_url: str) -> Bench:
+def run_bench(
+    config: DictConfig, agent: Agent, items: Sequence[Any], base_url: str, model: str = ""
+) -> Bench:
     """Run a resolved config in this thread."""
     plan = Plan(
         group_size=config.group_size if config.run_mode == "concurrent" else 1,
@@ -157,6 +162,8 @@ def run_bench(config: DictConfig, agent: Agent, items: Sequence[Any], base_url: 
         deadline_s=config.deadline_s,
         reward=_rule(config),
         api_key=bearer_of(MODEL_KEY) or NO_KEY,
+        model=model,
+        search_url=config.retrieval.url,
     )
     order = [0] if config.run_mode == "single" else choose(len(items), _size(config), config.data.seed)
     shows = _show_call if config.run_mode == "single" else lambda call: None
@@ -178,7 +185,7 @@ def _rule(config: DictConfig) -> RewardRule:
 def served_name_of(config: DictConfig, base: str) -> str:
     """Raises PreflightFailed if the endpoint does not answer."""
     if is_class(config.agent):
-        return ", ".join(served_names(base, MODEL_KEY))
+        return str(config.endpoint_model or [*served_names(base, MODEL_KEY), ""][0])
     return served_name(base, config.endpoint_model, MODEL_KEY)
 
 
@@ -188,7 +195,7 @@ def _agent_and_items(config: DictConfig, model: str) -> Iterator[tuple[Agent, li
     specs: list[AnySpec] = [solver_spec(config, "model", model)] if config.serve else []
     if is_class(config.agent):
         agent = load_agent(config.agent, dict(config.agent_options))
-        items = load_items(Path(config.data_file)) if config.data_file else [EXAMPLE]
+        items = load_items(Path(config.tasks)) if config.tasks else [EXAMPLE]
     else:
         taskset = load_taskset(config)
         tokenizer = load_chat_tokenizer(config.base_model, "base_model", searches=taskset.needs_retrieval)

@@ -15,6 +15,7 @@ from drzero.preflight.growth import CHANGE_TEMPLATE, growth_fault, tools_fault
 from drzero.preflight.models import is_out_of_reach
 from drzero.recipe.environment import limits_of, opening_tokens, opening_tools, play_silent, rows_of
 from environments.agent.load import is_class, load_agent, load_items
+from environments.agent.taskset import AgentTaskset
 from environments.call import ToolSchema
 from environments.conversation import Conversation, Message
 from environments.fault import SAME_PACKAGES, EnvironmentUnusable
@@ -126,6 +127,11 @@ def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
         yield error("environment.call_form", f"the model at {model}: {reason}", form)
         return
     played = play_silent(taskset, rows[0], tokenizer, limits)
+    if played.fault is not None and isinstance(taskset, AgentTaskset):
+        # A model that says nothing may well end an agent. A real one tells.
+        fix = f"try it first: drzero serve-model, then drzero agent-bench {taskset.agent.name} tasks=…"
+        yield warning(ENV, f"with a model that says nothing, the agent fails: {played.fault}", fix)
+        return
     if played.fault is not None:
         yield error(ENV, f"an episode without a model fails: {played.fault}", "correct the environment")
         return

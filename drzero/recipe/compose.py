@@ -211,7 +211,8 @@ def _refuse_own_service(config: DictConfig, stage: str, overrides: Sequence[str]
 def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
     """Replace `env=NAME` by the group `environment` and NAME, unless NAME is a corpus of the group `env`.
 
-    `agent=NAME` is the environment `agent:NAME`, and `tasks=FILE` the file of its tasks.
+    `agent=NAME` is the environment `agent:NAME`, `tasks=FILE` the file of its tasks, and `agent_options.KEY`
+    an argument of its function.
     """
     if stage not in WITH_ENVIRONMENT:
         return list(overrides)
@@ -219,14 +220,8 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         key, _, value = override.partition("=")
         value = value.strip("'\"")
-        if key == "tasks" and stage != "agent_bench":
-            written.append(assigned("environment.options.data", os.path.abspath(value)))
-            continue
-        if key == "agent" and stage != "agent_bench":
-            file, colon, function = value.partition(".py:")
-            # The trainer may run in another folder.
-            place = f"{os.path.abspath(file)}.py:{function}" if colon else value
-            written += ["environment=agent", assigned("environment.name", f"agent:{place}")]
+        if stage != "agent_bench" and (own := _of_agent(key, value)):
+            written += own
             continue
         name = canonical(value)
         is_corpus = stage == "evaluate" and (CONFIG_DIR / "env" / f"{name}.yaml").is_file()
@@ -236,6 +231,19 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
         has_file = (CONFIG_DIR / "environment" / f"{name}.yaml").is_file()
         written += [f"environment={name if has_file else 'named'}", assigned("environment.name", name)]
     return written
+
+
+def _of_agent(key: str, value: str) -> list[str]:
+    if key == "tasks":
+        return [assigned("environment.options.data", os.path.abspath(value))]
+    if key.startswith("agent_options."):
+        return [f"+environment.options.arguments.{key.removeprefix('agent_options.')}={value}"]
+    if key != "agent":
+        return []
+    file, colon, function = value.partition(".py:")
+    # The trainer may run in another folder.
+    place = f"{os.path.abspath(file)}.py:{function}" if colon else value
+    return ["environment=agent", assigned("environment.name", f"agent:{place}")]
 
 
 def compose_plain(name: str, overrides: Sequence[str]) -> DictConfig:

@@ -152,11 +152,11 @@ def load_items(file: Path) -> list[Any]:
         elif file.suffix == ".jsonl":
             items = _json_lines(file)
         else:
-            raise EnvironmentUnusable(f"data={file}: give a .jsonl or .parquet file")
+            raise EnvironmentUnusable(f"tasks={file}: give a .jsonl or .parquet file")
     except (OSError, ValueError) as error:
-        raise EnvironmentUnusable(f"data={file} cannot be read: {error}") from error
+        raise EnvironmentUnusable(f"tasks={file} cannot be read: {error}") from error
     if not items:
-        raise EnvironmentUnusable(f"data={file} has no items")
+        raise EnvironmentUnusable(f"tasks={file} has no items")
     return items
 
 
@@ -165,6 +165,6 @@ def _json_lines(file: Path) -> list[Any]:
     for number, item in read_jsonl(file, Hints()):
         if not isinstance(item, dict):
             why = item.why if isinstance(item, Bad) else f"{type(item).__name__}, not a JSON object"
-            raise EnvironmentUnusable(f"data={file}, line {number}: {why}")
+            raise EnvironmentUnusable(f"tasks={file}, line {number}: {why}")
         items.append(item)
     return items

@@ -46,7 +46,7 @@ class AgentTaskset(Taskset):
         self.weights, self._solved_at, self.tries = dict(weights or {}), solved_at, tries
         self.needs_retrieval, self.search_url = search, search_url if search else None
         if data is None:
-            raise EnvironmentUnusable(f"{self.name}: name its tasks, data=FILE (.jsonl or .parquet)")
+            raise EnvironmentUnusable(f"{self.name}: name its tasks, tasks=FILE (.jsonl or .parquet)")
         self._files: dict[Split, str | None] = {"train": data, "eval": eval_data}
         self.held_out = "its own file" if eval_data else f"every {_EVERY}th task"
 

@@ -111,7 +111,7 @@ def benched(*words):
 
 def test_a_class_of_ones_own_an_environment_and_a_stage_in_another_mode_are_refused(tmp_path):
     for words, said in (
-        (["my_agent.py:MyAgent", "mode=rollout"], "it cannot run your own class"),
+        (["my_agent.py:MyAgent", "mode=rollout"], "write `train agent=my_agent.py:MyAgent`"),
         (["wordle", "mode=rollout"], "write `train env=wordle`"),
         (["challenger", "mode=concurrent"], "challenger is a stage: only mode=rollout runs"),
         (["solver"], "solver is a stage: only mode=rollout runs"),

@@ -144,7 +144,7 @@ def test_an_agent_that_raises_in_one_of_fifty_runs_is_found_and_named(url, tmp_p
     data = tmp_path / "items.jsonl"
     data.write_text("".join(json.dumps(item) + "\n" for item in NUMBERED))
     words = ("mode=concurrent", "batch_size=50", "group_size=1", "max_pause_s=60")
-    assert command(url, tmp_path, "bench_agents:Raises", f"data={data}", *words) == 1
+    assert command(url, tmp_path, "bench_agents:Raises", f"tasks={data}", *words) == 1
     said = capsys.readouterr()
     where = f"bench_agents.py:{line_of('>= 0)')}"
     assert f"1 of 50 runs failed: KeyError: 'number' ({where})" in said.err

@@ -12,9 +12,11 @@ import time
 import httpx
 import pytest
 import torch
+from anthropic import Anthropic
 from fastapi.testclient import TestClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai import OpenAI
 from tiny_model import save_tiny_model
 from transformers import LlamaForCausalLM
 
@@ -258,3 +260,55 @@ def test_requests_need_the_key_and_health_does_not(model_folder, monkeypatch, sm
             assert client.get("/v1/models", headers=headers).status_code == 401
         assert client.post("/v1/completions", json=body, headers=bearer_headers(MODEL_KEY)).status_code == 200
         assert client.get("/health").status_code == client.get("/metrics").status_code == 200
+
+
+def by_responses(url, **more):
+    items = [{"role": "user", "content": "One town:"}]
+    answer = OpenAI(base_url=f"{url}/v1", api_key="x").responses.create(model="tiny", input=items, **more)
+    if more["stream"]:
+        answer = [event for event in answer][-1].response
+    return answer.output_text, answer.usage.output_tokens, answer.status
+
+
+def by_messages(url, **more):
+    said = {"model": "tiny", "messages": [{"role": "user", "content": "One town:"}]}
+    client = Anthropic(base_url=url, api_key="x")
+    said |= {"max_tokens": more["max_output_tokens"], "extra_body": {"temperature": more["temperature"]}}
+    if more["stream"]:
+        with client.messages.stream(**said) as stream:
+            answer = stream.get_final_message()
+    else:
+        answer = client.messages.create(**said)
+    text = "".join(block.text for block in answer.content)
+    ended = {"max_tokens": "incomplete", "end_turn": "completed"}[answer.stop_reason]
+    return text, answer.usage.output_tokens, ended
+
+
+@pytest.mark.parametrize("ask", [by_responses, by_messages])
+def test_other_apis_give_the_same_turn_as_a_chat(ask, server):
+    url = str(server.base_url).rstrip("/")
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "One town:"}], "max_tokens": 9}
+    chat = server.post("/v1/chat/completions", json={**asked, "temperature": 0}).json()
+    choice, tokens = chat["choices"][0], chat["usage"]["completion_tokens"]
+    ended = {"length": "incomplete", "stop": "completed"}[choice["finish_reason"]]
+    for stream in (False, True):
+        told = ask(url, max_output_tokens=9, stream=stream, temperature=0)
+        assert told == (choice["message"]["content"], tokens, ended)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("responses", {"input": "hi", "previous_response_id": "x"}, "send the whole conversation"),
+        ("responses", {"input": [{"type": "web_search_call"}]}, "type 'web_search_call'"),
+        ("responses", {"input": "hi", "model": "other"}, "'other' does not exist here"),
+        ("responses", {"input": "hi", "stream": True, "model": "other"}, "'other' does not exist here"),
+        ("messages", {"messages": []}, "at least 1 item"),
+        ("messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content"),
+        ("messages", {"messages": [{"role": "user", "content": "x " * 4000}]}, "maximum context length"),
+    ],
+)
+def test_other_apis_refuse_in_their_own_words(path, body, said, server):
+    response = server.post(f"/v1/{path}", json=body)
+    assert response.status_code in (400, 404) and said in response.json()["error"]["message"]
+    assert (response.json().get("type") == "error") is (path == "messages")

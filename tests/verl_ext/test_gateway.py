@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sys
 import time
 
 import httpx
+import own_agents
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, BadRequestError, OpenAI
@@ -14,18 +16,20 @@ from drzero.runs.report.reasons import explain
 from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.run_folder import RunFolder
 from environments.agent.contract import Agent
+from environments.agent.load import load_agent
 from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.clients.environment_agent import of_episode
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import demo_chat_template
+from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.rollout.environment_agent_loop import agent_fields, reward_fields
 from verl_ext.trainer.step_rows import StepRow, dump_rows
 
 LIMITS = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=128)
-CALL = '<tool_call>\n{"name": "search", "arguments": {"q": "town"}}\n</tool_call>'
-PARAMETERS = {"type": "object", "properties": {"q": {"type": "string"}}, "required": ["q"]}
-TOOL = {"type": "function", "function": {"name": "search", "description": "Find.", "parameters": PARAMETERS}}
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query_list": ["town"]}}\n</tool_call>'
+TOOL = SEARCH_TOOL_SCHEMA
+PARAMETERS = TOOL["function"]["parameters"]
 PARSED = {"parsed": True, "tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}  # by openai's helper
 FOUND = "[1] Vell: a town."
 
@@ -65,7 +69,9 @@ def played(tasks, tokenizer):
         taskset = AgentTaskset("own_agents:plain_openai", data=str(tasks), **{"tries": 1} | options)
         taskset.agent = Agent("own", agent)
         model = Told(tokenizer, lines)
-        row = Row("train-1", {"task": {"question": "Where is Vell?"}})
+        asked = {"role": "user", "content": "Where is Vell?"}
+        task = {"question": asked["content"], "messages": [asked], "answer": "Vell"}
+        row = Row("train-1", {"task": task})
         return asyncio.run(play_row(taskset, row, model, LIMITS)), model
 
     return play
@@ -162,11 +168,16 @@ async def messages_streamed_by_a_blocking_client(task, endpoint):
 
 CLIENTS = [chat, chat_streamed, responses, responses_streamed]
 CLIENTS += [messages, messages_streamed_by_a_blocking_client]
+CLIENTS += [own_agents.plain_openai, own_agents.langgraph, own_agents.anthropic]
 
 
 @pytest.mark.parametrize("agent", CLIENTS, ids=lambda agent: agent.__name__)
 @pytest.mark.parametrize("first", [CALL, f"<think>Hm.</think>\n{CALL}"], ids=["call", "thinking"])
-def test_every_client_gives_one_row_of_the_ids_that_were_sampled(agent, first, played):
+def test_every_client_gives_one_row_of_the_ids_that_were_sampled(agent, first, played, monkeypatch):
+    async def search(endpoint, query_list):
+        return FOUND
+
+    monkeypatch.setattr(own_agents, "search", search)
     (row,), model = played(agent, first, "It is <answer>Vell</answer>.")
     assert row.fault is None and row.score.reward == 1.0 and row.token_drift == 0
     (first_in, first_out), (second_in, second_out) = model.log
@@ -330,6 +341,23 @@ async def uses_another_key(task, endpoint):
     await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hello"}])
 
 
+async def asks_in_threads(task, endpoint):
+    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    ask = client.chat.completions.create
+
+    def further(word):
+        return ask(model="policy", messages=[{"role": "user", "content": word}])
+
+    await asyncio.gather(*(asyncio.to_thread(further, word) for word in ("one", "two", "three")))
+    return [1.0, 2.0, 3.0]
+
+
+async def asks_in_vain(task, endpoint):
+    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
+    for role in ("user", "assistant"):
+        client.chat.completions.create(model="policy", messages=[{"role": role, "content": "x"}], n=2)
+
+
 async def begins_too_long(task, endpoint):
     with pytest.raises(BadRequestError, match="maximum context length"):
         client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
@@ -349,17 +377,55 @@ NASTY = [
     (hangs, "timed_out", "it did not end within 1 s"),
     (blocks, "timed_out", "it did not end within 1 s, nor when it was cancelled"),
     (uses_another_key, "another_key", "its model was called with the key of another episode"),
+    (asks_in_vain, "raised", "it raised BadRequestError: Error code: 400 - {'error': {'message': 'n: an"),
     (begins_too_long, "too_long", "its first messages are 6"),
 ]
 
 
 @pytest.mark.parametrize(("agent", "name", "fault"), NASTY, ids=[agent.__name__ for agent, *_ in NASTY])
 def test_what_goes_wrong_has_its_name_and_no_score(agent, name, fault, played):
-    rows, _ = played(agent, *[CALL, "<answer>Vell</answer>"] * 3, max_calls=5, timeout_s=1)
+    limit_s = 1 if name == "timed_out" else 60  # a busy machine takes seconds to import a client
+    rows, _ = played(agent, *[CALL, "<answer>Vell</answer>"] * 3, max_calls=5, timeout_s=limit_s)
     assert all(row.score is None and row.ended == "fault" for row in rows)
     assert rows[0].fault.startswith(f"agent:own_agents:plain_openai: {fault}")
     assert rows[0].fault.endswith("[row train-1]")
     assert [one["name"] for one in rows[0].extra["agent"]["faults"]] == [name]
+
+
+def test_calls_from_threads_are_rows_of_one_episode(played):
+    rows, model = played(asks_in_threads, "a", "b", "c")
+    assert len(rows) == len(model.log) == 3 and all(row.score.reward == 6.0 for row in rows)
+    assert rows[0].extra["agent"]["rewards"] == [1.0, 2.0, 3.0]
+
+
+COMMANDS = {
+    "print('a line before'); print(json.dumps({'reward': 0.5, 'seen': float('KEY' in str(task))}))": None,
+    "print('good')": "it raised RuntimeError: the command's last line is no reward: 'good'",
+    "sys.exit('no town')": "it raised RuntimeError: the command exited with 1: no town",
+    "time.sleep(60)": "it did not end within 3 s",
+}
+
+
+@pytest.mark.parametrize(("line", "fault"), COMMANDS.items())
+def test_an_agent_may_be_a_command_with_packages_of_its_own(line, fault, played, tmp_path):
+    script = tmp_path / "agent.py"
+    script.write_text(
+        "import json, os, sys, time, urllib.request\ntask = json.load(sys.stdin)\n"
+        "body = {'model': os.environ['MODEL'], 'messages': task['messages']}\n"
+        "head = {'Authorization': 'Bearer ' + os.environ['OPENAI_API_KEY']}\n"
+        "url = os.environ['OPENAI_BASE_URL'] + '/chat/completions'\n"
+        "urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), head)).read()\n"
+        f"{line}\n"
+    )
+    agent = load_agent(f"command: {sys.executable} {script}", {})
+    (row,), model = played(
+        agent.play, "<answer>Vell</answer>", timeout_s=3 if fault and "end within" in fault else 60
+    )
+    assert len(model.log) == 1 and sum(row.response_mask) == len(model.log[0][1])
+    if fault is None:
+        assert row.score.reward == 0.5 and row.score.parts == {"reward": 0.5, "seen": 0.0}
+    else:
+        assert row.score is None and fault in row.fault
 
 
 def test_a_failed_episode_begins_again_and_that_is_counted(played):

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from drzero.ops.openai_http import RequestRefused, sse
 from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
+from verl_ext.apis.turn import Answer
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
 from verl_ext.engine.engine import EngineFailure, Generation, ReferenceEngine
 from verl_ext.method.chat import (
@@ -73,6 +74,17 @@ class Job:
             answer["prompt_token_ids"] = self.prompt
         return answer
 
+    async def turn(self) -> Answer:
+        """The next turn of a chat, for other APIs than OpenAI's chat. Raises RequestRefused."""
+        try:
+            one = await self._generate(0)
+        except (ValueError, EngineFailure) as error:
+            raise RequestRefused(
+                str(error), status=503 if isinstance(error, EngineFailure) else 400
+            ) from error
+        text, calls = self._heard(one)
+        return Answer(self.id, text, calls, len(self.prompt), one.token_ids, one.finish_reason == "length")
+
     async def events(self) -> AsyncIterator[str]:
         """The answer as server-sent events. Closing it early frees its places as well."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[tuple[int, int | Generation | Exception]]()
@@ -124,19 +136,23 @@ class Job:
         return await self.engine.generate(self.prompt, self.params[index], watch)
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
-        text, reason = self._text(generation), generation.finish_reason
+        reason = generation.finish_reason
         choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
         if self.is_chat:
-            content, calls = heard(text, self.tools, self.form, opened_thinking(self.tokenizer, self.prompt))
+            content, calls = self._heard(generation)
             choice["message"] = {"role": "assistant", "content": content, "refusal": None}
             if calls:
                 choice["message"]["tool_calls"] = [tool_call(call) for call in calls]
                 choice["finish_reason"] = "tool_calls" if reason == "stop" else reason
         else:
-            choice["text"] = text
+            choice["text"] = self._text(generation)
         if self.request.wants_log_probs:
             choice["logprobs"] = self._log_probs(generation)
         return choice | ({"token_ids": generation.token_ids} if self.request.return_token_ids else {})
+
+    def _heard(self, generation: Generation) -> tuple[str | None, tuple[Call, ...]]:
+        opened = opened_thinking(self.tokenizer, self.prompt)
+        return heard(self._text(generation), self.tools, self.form, opened)
 
     def _log_probs(self, generation: Generation) -> dict[str, Any]:
         if isinstance(self.request, CompletionRequest):

@@ -3,6 +3,7 @@
     python -m verl_ext.engine.api_server --model PATH --port 8001 --device cpu --dtype float32
 
 `POST /v1/completions` and `/v1/chat/completions`, complete or streamed, with vLLM's `token_ids` on request.
+`POST /v1/responses` and Anthropic's `/v1/messages` too, whose streams come when the answer is complete.
 `GET /health` answers 200 only if the engine has just produced a token. With OPENAI_API_KEY set, requests
 below `/v1/` need it as their bearer token. An error in the engine's loop ends the process with status 1.
 """
@@ -11,10 +12,12 @@ import argparse
 import asyncio
 import contextlib
 import hmac
+import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from types import ModuleType
 
 import torch
 import uvicorn
@@ -33,6 +36,8 @@ from drzero.ops.connections import server_config
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.openai_http import GONE, RequestRefused, read_body, refusal, unknown_model
 from environments.call import FORMS
+from verl_ext.apis import messages, responses
+from verl_ext.apis.turn import streamed
 from verl_ext.engine.api_answers import Job, chat_job, completion_job
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
 from verl_ext.engine.engine import EngineFailure, ReferenceEngine
@@ -62,8 +67,9 @@ def create_app(
     credentials = bearer_headers(MODEL_KEY).get("Authorization", "").encode()
 
     def check_token(request: Request) -> None:
-        sent = request.headers.get("Authorization", "").encode()
-        if credentials and not hmac.compare_digest(sent, credentials):
+        anthropic = request.headers.get("x-api-key")
+        sent = f"Bearer {anthropic}" if anthropic else request.headers.get("Authorization", "")
+        if credentials and not hmac.compare_digest(sent.encode(), credentials):
             raise RequestRefused(_NEEDS_TOKEN, code="invalid_api_key", status=401)
 
     def check_model(asked: str | None) -> None:
@@ -79,23 +85,58 @@ def create_app(
     async def fail(request: Request, failure: EngineFailure) -> Response:
         return RequestRefused(str(failure), status=503).response()
 
-    async def answer(request: Request, make: Callable[[bytes], Job]) -> Response:
+    async def job_of(request: Request, make: Callable[[bytes], Job]) -> Job:
+        """Raises ClientDisconnect amid its request."""
         check_token(request)
-        try:
-            content = await read_body(request, body_bytes)
-        except ClientDisconnect:  # amid its request
-            return Response(status_code=GONE)
+        content = await read_body(request, body_bytes)
         try:
             job = await asyncio.to_thread(make, content)  # long prompts take a while
-            check_model(job.request.model)
-            if job.request.stream:
-                return StreamingResponse(job.events(), media_type="text/event-stream")
-            whole = await unless_gone(request.receive, job.whole())
         except ValidationError as error:
             raise refusal(error) from error
         except ValueError as error:
             raise RequestRefused(str(error)) from error
+        check_model(job.request.model)
+        return job
+
+    async def answer(request: Request, make: Callable[[bytes], Job]) -> Response:
+        try:
+            job = await job_of(request, make)
+            if job.request.stream:
+                return StreamingResponse(job.events(), media_type="text/event-stream")
+            whole = await unless_gone(request.receive, job.whole())
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
         return Response(status_code=GONE) if whole is None else JSONResponse(whole)
+
+    async def answer_in(request: Request, api: ModuleType) -> Response:
+        """The answer in another API than OpenAI's chat."""
+        bodies = []
+
+        def job(content: bytes) -> Job:
+            asked, body = api.read(content)
+            bodies.append(body)
+            chat = {"messages": asked.messages, "tools": asked.tools, "max_tokens": asked.max_tokens}
+            named = {"model": body.model, **asked.sampling}
+            of_chat = ChatRequest.model_validate_json(json.dumps(chat | named))
+            return chat_job(engine, tokenizer, of_chat, model_name, form=form)
+
+        try:
+            turn = (await job_of(request, job)).turn()
+            (body,) = bodies
+            if body.stream:
+                events = streamed(turn, api, model_name, body)
+                first = await anext(events)  # until something is sent, a refusal has its own status
+                return StreamingResponse(_following(first, events), media_type="text/event-stream")
+            told = await unless_gone(request.receive, turn)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        except RequestRefused as refused:
+            return JSONResponse(api.refused(refused), status_code=refused.status)
+        if told is None:
+            return Response(status_code=GONE)
+        return JSONResponse(api.whole(told, model_name, body))
 
     # pydantic also refuses deep nesting and lone surrogates, which Python's own parser accepts.
     @app.post("/v1/completions")
@@ -113,6 +154,14 @@ def create_app(
             return chat_job(engine, tokenizer, body, model_name, form=form)
 
         return await answer(request, job)
+
+    @app.post("/v1/responses")
+    async def of_responses(request: Request) -> Response:
+        return await answer_in(request, responses)
+
+    @app.post("/v1/messages")
+    async def of_messages(request: Request) -> Response:
+        return await answer_in(request, messages)
 
     entry = {"id": model_name, "object": "model", "created": 0, "owned_by": "local"}
     entry |= {"max_model_len": engine.max_seq_len}
@@ -147,6 +196,12 @@ def create_app(
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+async def _following(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for event in rest:
+        yield event
 
 
 class EngineCollector(Collector):

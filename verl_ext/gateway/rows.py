@@ -111,5 +111,5 @@ def _conversation(session: AgentSession, path: Sequence[ModelCall]) -> Conversat
     for call, after in zip(path, [*path[1:], None], strict=True):
         text = read_turn(session.model.tokenizer, call.prompt_ids, call.sampled.ids)
         answers = after.asked.messages[len(call.asked.messages) + 1 :] if after else ()
-        turns.append(Turn(text, call.calls, call.sampled.truncated, tuple(answers)))
+        turns.append(Turn(text, call.answer.calls, call.sampled.truncated, tuple(answers)))
     return Conversation(path[0].asked.messages, tuple(turns))

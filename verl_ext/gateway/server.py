@@ -3,7 +3,8 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,16 +12,15 @@ from weakref import WeakKeyDictionary
 from aiohttp import web
 from pydantic import ValidationError
 
-from drzero.ops.openai_http import RequestRefused, refusal, sse
+from drzero.ops.openai_http import RequestRefused, refusal
 from environments.agent.contract import Endpoint
-from verl_ext.gateway import chat, messages, responses
-from verl_ext.gateway.session import AgentSession, CallRefused, ModelCall
-from verl_ext.method.chat import render_prompt_ids
+from verl_ext.apis import messages, responses
+from verl_ext.apis.turn import Answer, Asked, streamed
+from verl_ext.gateway import chat
+from verl_ext.gateway.session import AgentSession
 
 MODEL = "policy"
 _LARGEST_REQUEST = 64 << 20  # bytes
-_KEEP_ALIVE_S = 15.0  # proxies and clients give up on a silent stream
-_SILENCE = {messages: b'event: ping\ndata: {"type": "ping"}\n\n'}
 
 
 class Gateway:
@@ -64,85 +64,59 @@ class Gateway:
             try:
                 session = self._session(request)
                 asked, body = api.read(await request.read())
-                asking = asyncio.ensure_future(session.ask(asked))
-                try:
-                    if body.stream:
-                        return await _stream(request, asking, api, body)
-                    return web.json_response(api.whole(await asking, MODEL, body))
-                finally:
-                    asking.cancel()
-            except CallRefused as refused:
-                return _refused(api, RequestRefused(str(refused), status=refused.status))
+                if body.stream:
+                    return await _stream(request, streamed(_told(session, asked), api, MODEL, body))
+                return web.json_response(api.whole(await _told(session, asked), MODEL, body))
+            except RequestRefused as refused:
+                return web.json_response(api.refused(refused), status=refused.status)
             except ValidationError as error:
-                return _refused(api, refusal(error))
+                return web.json_response(api.refused(refusal(error)), status=400)
             except (ValueError, KeyError, TypeError) as error:
-                return _refused(api, RequestRefused(f"the request is not one of this API: {error!r}"))
+                wrong = RequestRefused(f"the request is not one of this API: {error!r}")
+                return web.json_response(api.refused(wrong), status=400)
 
         return answer
 
     def _session(self, request: web.Request) -> AgentSession:
-        """Raises CallRefused."""
+        """Raises RequestRefused."""
         found = self._sessions.get(request.match_info["session"])
         if found is None:
-            raise CallRefused("no episode has this address: it has ended, or never began", 410)
+            raise RequestRefused("no episode has this address: it has ended, or never began", status=410)
         session, key = found
         sent = request.headers.get("x-api-key") or request.headers.get("Authorization") or ""
         if not hmac.compare_digest(sent.removeprefix("Bearer ").encode(), key.encode()):
             session.fault = "its model was called with the key of another episode"
-            raise CallRefused("this key is not of this episode: use endpoint.api_key", 401)
+            raise RequestRefused("this key is not of this episode: use endpoint.api_key", status=401)
         return session
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
         try:
             session = self._session(request)
             asked, _ = messages.read(await request.read())
-            ids = render_prompt_ids(session.model.tokenizer, asked.messages, asked.tools or None)
-            return web.json_response({"input_tokens": len(ids)})
-        except CallRefused as refused:
-            return _refused(messages, RequestRefused(str(refused), status=refused.status))
-        except ValueError as error:
-            return _refused(messages, RequestRefused(str(error)))
+            return web.json_response({"input_tokens": session.count(asked)})
+        except RequestRefused as refused:
+            return web.json_response(messages.refused(refused), status=refused.status)
+        except ValidationError as error:
+            return web.json_response(messages.refused(refusal(error)), status=400)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "local"}
         return web.json_response({"object": "list", "data": [entry]})
 
 
-async def _stream(
-    request: web.Request, asking: "asyncio.Future[ModelCall]", api: ModuleType, body: Any
-) -> web.StreamResponse:
-    """Until something was sent, a refusal has its own status."""
+async def _told(session: AgentSession, asked: Asked) -> Answer:
+    return (await session.ask(asked)).answer
+
+
+async def _stream(request: web.Request, events: AsyncGenerator[bytes]) -> web.StreamResponse:
     stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
-    while not (await asyncio.wait({asking}, timeout=_KEEP_ALIVE_S))[0]:
-        await _send(request, stream, _SILENCE.get(api, b": still at it\n\n"))
-    try:
-        told: Iterator[str] = api.events(await asking, MODEL, body)
-    except CallRefused as refused:
-        if not stream.prepared:
-            raise
-        told = iter([_failed(api, refused)])
-    for event in told:
-        await _send(request, stream, event.encode())
+    async with aclosing(events):
+        async for event in events:
+            if not stream.prepared:  # until something is sent, a refusal has its own status
+                await stream.prepare(request)
+            await stream.write(event)
     await stream.write_eof()
     return stream
-
-
-async def _send(request: web.Request, stream: web.StreamResponse, data: bytes) -> None:
-    if not stream.prepared:
-        await stream.prepare(request)
-    await stream.write(data)
-
-
-def _failed(api: ModuleType, refused: CallRefused) -> str:
-    """The last event of a stream that cannot go on."""
-    if api is messages:
-        return messages.event("error", **messages.error_body(str(refused), refused.status))
-    return sse(RequestRefused(str(refused), status=refused.status).body())
-
-
-def _refused(api: ModuleType, refused: RequestRefused) -> web.Response:
-    body = messages.error_body(str(refused), refused.status) if api is messages else refused.body()
-    return web.json_response(body, status=refused.status)
 
 
 _GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Gateway, AsyncGenerator[None]]] = (

@@ -6,29 +6,13 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from environments.call import Call, ToolSchema
+from drzero.ops.openai_http import RequestRefused
 from environments.conversation import Message
 from environments.fault import one_line
+from verl_ext.apis.turn import Answer, Asked
 from verl_ext.engine.api_answers import heard
 from verl_ext.episodes import EpisodeLimits, Model, Sampled
 from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids, turn_text
-
-
-class CallRefused(Exception):
-    """A call that gets no answer. Clients repeat a call after a 5xx, and not after a 4xx."""
-
-    def __init__(self, message: str, status: int = 400) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request, whichever API it came by."""
-
-    messages: tuple[Message, ...]  # as chat templates take them
-    tools: tuple[ToolSchema, ...] = ()
-    max_tokens: int | None = None
 
 
 @dataclass
@@ -39,8 +23,7 @@ class ModelCall:
     asked: Asked
     prompt_ids: list[int]
     sampled: Sampled
-    text: str | None  # what the client hears. None for tool calls alone
-    calls: tuple[Call, ...]
+    answer: Answer
     extends: int | None = None  # the number of the call whose conversation it continues
 
     @property
@@ -64,7 +47,7 @@ class AgentSession:
     _begun: int = 0
 
     async def ask(self, asked: Asked) -> ModelCall:
-        """Sample the next turn of these messages. Raises CallRefused."""
+        """Sample the next turn of these messages. Raises RequestRefused."""
         self._check_open()
         earlier = self._continued(asked)
         prompt_ids = self._prompt(asked, earlier)
@@ -74,24 +57,29 @@ class AgentSession:
         # Any error of an engine or server. The player raises it once the agent has ended.
         except Exception as error:
             self.failure = error
-            raise CallRefused(f"the model failed: {type(error).__name__}") from error
+            raise RequestRefused(f"the model failed: {type(error).__name__}") from error
         if self.closed:
-            raise CallRefused("the episode has ended", 410)
+            raise RequestRefused("the episode has ended", status=410)
         tokenizer, form = self.model.tokenizer, self.limits.call_form
         said = turn_text(tokenizer, sampled.ids)
         text, calls = heard(said, asked.tools, form, opened_thinking(tokenizer, prompt_ids))
         extends = earlier.number if earlier else None
-        call = ModelCall(len(self.calls), asked, prompt_ids, sampled, text, calls, extends)
-        self.calls.append(call)
+        number = len(self.calls)
+        answer = Answer(str(number), text, calls, len(prompt_ids), sampled.ids, sampled.truncated)
+        self.calls.append(call := ModelCall(number, asked, prompt_ids, sampled, answer, extends))
         return call
+
+    def count(self, asked: Asked) -> int:
+        """The tokens of a prompt. Raises RequestRefused."""
+        return len(self._prompt(asked, self._continued(asked)))
 
     def _check_open(self) -> None:
         if self.closed:
-            raise CallRefused("the episode has ended", 410)
+            raise RequestRefused("the episode has ended", status=410)
         self._begun += 1
         if self._begun > self.max_calls:
             self.fault = f"it called the model more than {self.max_calls} times (environment.max_turns)"
-            raise CallRefused(self.fault, 429)
+            raise RequestRefused(self.fault, status=429)
 
     def _continued(self, asked: Asked) -> ModelCall | None:
         """The latest call whose messages and answer these messages begin with, and go on."""
@@ -114,10 +102,12 @@ class AgentSession:
             added = asked.messages[len(earlier.asked.messages) + 1 :]
             return earlier.known + next_turn_ids(tokenizer, earlier.sampled.ids, added)
         except (TemplateError, TypeError, ValueError) as error:
-            raise CallRefused(f"the chat template does not take these messages: {one_line(error)}") from error
+            raise RequestRefused(
+                f"the chat template does not take these messages: {one_line(error)}"
+            ) from error
 
     def _room(self, asked: Asked, prompt_ids: Sequence[int], earlier: ModelCall | None) -> int:
-        """How many tokens the answer may have. Raises CallRefused if there is no room."""
+        """How many tokens the answer may have. Raises RequestRefused if there is no room."""
         first = prompt_ids
         while earlier is not None:
             first = earlier.prompt_ids
@@ -128,10 +118,10 @@ class AgentSession:
         key, limit = "data.max_prompt_length", self.limits.prompt_tokens
         if len(first) > limit:
             self.fault = f"its first messages are {len(first)} tokens, more than {key}={limit}"
-            raise CallRefused(f"maximum context length: {self.fault}")
+            raise RequestRefused(f"maximum context length: {self.fault}")
         if room <= 0:
             self.out_of_room = True
-            raise CallRefused(f"maximum context length: no room is left after {len(prompt_ids)} tokens")
+            raise RequestRefused(f"maximum context length: no room is left after {len(prompt_ids)} tokens")
         return room
 
 
@@ -140,8 +130,8 @@ def _is_answer(message: Message, call: ModelCall) -> bool:
     if message["role"] != "assistant":
         return False
     sent = [_name_and_arguments(one["function"]) for one in message.get("tool_calls") or ()]
-    made = [(one.name, dict(one.arguments or {})) for one in call.calls]
-    return (message.get("content") or "").strip() == (call.text or "").strip() and sent == made
+    made = [(one.name, dict(one.arguments or {})) for one in call.answer.calls]
+    return (message.get("content") or "").strip() == (call.answer.text or "").strip() and sent == made
 
 
 def _name_and_arguments(function: Mapping[str, Any]) -> tuple[Any, Any]:

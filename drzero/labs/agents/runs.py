@@ -52,6 +52,7 @@ class Plan:
     reward: RewardRule = field(default_factory=RewardRule)
     api_key: str = NO_KEY
     model: str = ""
+    search_url: str | None = None
 
 
 @dataclass
@@ -110,7 +111,8 @@ class _Player:
         limit = asyncio.timeout(self._plan.deadline_s)
         try:
             async with limit:
-                endpoint = Endpoint(self._recorder.url(run.number), self._plan.api_key, self._plan.model)
+                plan, url = self._plan, self._recorder.url(run.number)
+                endpoint = Endpoint(url, plan.api_key, plan.model, plan.search_url)
                 run.returned = await self._agent.play(run.data, endpoint)
             if fault := self._plan.reward.fault(run.returned):
                 run.failure = Failure(fault)

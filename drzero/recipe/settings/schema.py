@@ -37,7 +37,7 @@ STAGES = tuple(OWN)  # the files of config/ that commands compose
 WITH_VERL = ("challenger", "solver", "train", "flow_test")
 _SHORT = {
     "compare_rollouts": {"data": "compare.data", "n": "compare.n"},
-    "agent_bench": {"data": "data_file", "mode": "run_mode"},
+    "agent_bench": {"mode": "run_mode"},
 }
 """Short names of keys, which other stages use for other things."""
 SHARED_WITH_VERL = "data"  # a node of veRL's config that also has keys of ours

@@ -407,22 +407,22 @@ class ServeModel:
 class AgentBench:
     """The agent-bench."""
 
-    agent: str | None = key(None, "First word: module:Class, path.py:Class, environment or stage.")
-    agent_options: dict[str, Any] = key({}, "Arguments of the class, by name.")
+    agent: str | None = key(None, "First word: path.py:function, a class, environment or stage.")
+    agent_options: dict[str, Any] = key({}, "Arguments of the function or class, by name.")
     run_mode: str = key(
         "single",
         "Written mode=. single shows every model call of one item; sample runs n items in turn; concurrent "
         "runs batch_size × group_size at once; rollout uses a stage's own trainer.",
         choices=("single", "sample", "concurrent", "rollout"),
     )
-    data_file: str | None = key(None, "Written data=. Items; null is a question or the environment's rows.")
+    tasks: str | None = key(None, "File of tasks; null is a question or the environment's rows.")
     n: int = key(16, "Items of mode=sample.", low=1)
     batch_size: int = key(64, "Items at once in mode=concurrent.", low=1)
     group_size: int = key(8, "Runs of each item in mode=concurrent.", low=1)
     batches: int = key(2, "Batches of mode=rollout.", low=1)
     serve: bool = key(False, "Serve model= for the runs, with rollout='s engine; false asks the endpoint.")
     endpoint: str | None = key(None, "Server; null is OPENAI_BASE_URL or http://127.0.0.1:8080/v1.")
-    endpoint_model: str | None = key(None, "Model name for the project's own agent; null takes the only one.")
+    endpoint_model: str | None = key(None, "Model there; null takes the only one, your agent's the first.")
     deadline_s: Number = key(300, "Seconds before a run counts as failed.", above=0)
     max_pause_s: Number = key(1.0, "Seconds the event loop may block (mode=single only reports it).", above=0)
     reward_range: list[Number] | None = key(None, "Allowed rewards, such as [0,1]; null takes any number.")

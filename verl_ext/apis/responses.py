@@ -7,14 +7,15 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from drzero.ops.openai_http import only
-from verl_ext.gateway.session import Asked, CallRefused, ModelCall
+from drzero.ops.openai_http import RequestRefused, only, sse
+from verl_ext.apis.turn import Answer, Asked, sampling
 
+SILENCE = ": still at it\n\n"
 _NO_STATE = "it keeps no state: send the whole conversation as input"
 
 
 class ResponsesRequest(BaseModel):
-    """`POST /v1/responses`. What samples is the run's to set, so `temperature` and the like are not read."""
+    """`POST /v1/responses`. Fields that say nothing to the model are not read."""
 
     model_config = ConfigDict(extra="ignore")
     input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
@@ -25,36 +26,39 @@ class ResponsesRequest(BaseModel):
     previous_response_id: str | None = None
     conversation: Any = None
     background: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    model: str | None = None
     stream: bool | None = None
 
 
 def read(content: bytes) -> tuple[Asked, ResponsesRequest]:
-    """Raises ValidationError or CallRefused."""
+    """Raises ValidationError or RequestRefused."""
     request = ResponsesRequest.model_validate_json(content)
     if request.previous_response_id or request.conversation or request.background:
-        raise CallRefused(f"previous_response_id, conversation, background: {_NO_STATE}")
+        raise RequestRefused(f"previous_response_id, conversation, background: {_NO_STATE}")
     messages = [{"role": "system", "content": request.instructions}] if request.instructions else []
     items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     for item in items:
         _add(messages, item)
     tools = [] if request.tool_choice == "none" else [_tool(tool) for tool in request.tools or ()]
-    return Asked(tuple(messages), tuple(tools), request.max_output_tokens), request
+    return Asked(tuple(messages), tuple(tools), request.max_output_tokens, sampling(request)), request
 
 
-def whole(call: ModelCall, model: str, request: ResponsesRequest) -> dict[str, Any]:
+def whole(answer: Answer, model: str, request: ResponsesRequest) -> dict[str, Any]:
     """The answer's body."""
-    tokens_in, tokens_out = len(call.prompt_ids), len(call.sampled.ids)
+    tokens_in, tokens_out = answer.tokens_in, len(answer.ids)
     details = {"input_tokens_details": {"cached_tokens": 0}, "output_tokens_details": {"reasoning_tokens": 0}}
     usage = {"input_tokens": tokens_in, "output_tokens": tokens_out, "total_tokens": tokens_in + tokens_out}
-    cut = {"reason": "max_output_tokens"} if call.sampled.truncated else None
+    cut = {"reason": "max_output_tokens"} if answer.truncated else None
     ended = {"status": "incomplete" if cut else "completed", "incomplete_details": cut}
-    return _head(call, model, request) | ended | {"output": _items(call), "usage": usage | details}
+    return _head(answer, model, request) | ended | {"output": _items(answer), "usage": usage | details}
 
 
-def events(call: ModelCall, model: str, request: ResponsesRequest) -> Iterator[str]:
+def events(answer: Answer, model: str, request: ResponsesRequest) -> Iterator[str]:
     """The answer as a stream: each item is added, told and done."""
-    done = whole(call, model, request)
-    begun = _head(call, model, request) | {"status": "in_progress", "output": []}
+    done = whole(answer, model, request)
+    begun = _head(answer, model, request) | {"status": "in_progress", "output": []}
     told: list[tuple[str, dict[str, Any]]] = [
         ("response.created", {"response": begun}),
         ("response.in_progress", {"response": begun}),
@@ -68,6 +72,16 @@ def events(call: ModelCall, model: str, request: ResponsesRequest) -> Iterator[s
     for number, (kind, fields) in enumerate(told):
         data = json.dumps({"type": kind, "sequence_number": number, **fields}, ensure_ascii=False)
         yield f"event: {kind}\ndata: {data}\n\n"
+
+
+def refused(refusal: RequestRefused) -> dict[str, Any]:
+    """A refusal's body."""
+    return refusal.body()
+
+
+def failed(refusal: RequestRefused) -> str:
+    """The last event of a stream that cannot go on."""
+    return sse(refusal.body())
 
 
 def _told(item: dict[str, Any], at: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -104,7 +118,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
         told = {"role": "tool", "tool_call_id": item["call_id"], "content": _text(item["output"])}
         messages.append(told)
     elif kind != "reasoning":
-        raise CallRefused(f"input: an item of the type {kind!r} is not read here")
+        raise RequestRefused(f"input: an item of the type {kind!r} is not read here")
 
 
 def _text(content: str | list[dict[str, Any]]) -> str:
@@ -112,25 +126,27 @@ def _text(content: str | list[dict[str, Any]]) -> str:
         return content
     for part in content:
         if part.get("type") not in ("input_text", "output_text", "text"):
-            raise CallRefused(f"input: content of the type {part.get('type')!r} is not read here: text only")
+            raise RequestRefused(
+                f"input: content of the type {part.get('type')!r} is not read here: text only"
+            )
     return "\n".join(part["text"] for part in content)
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise CallRefused(f"tools: a tool of the type {tool.get('type')!r} is not served here")
+        raise RequestRefused(f"tools: a tool of the type {tool.get('type')!r} is not served here")
     shown = {name: tool[name] for name in ("name", "description", "parameters") if tool.get(name) is not None}
     return {"type": "function", "function": shown}
 
 
-def _items(call: ModelCall) -> list[dict[str, Any]]:
+def _items(answer: Answer) -> list[dict[str, Any]]:
     said: list[dict[str, Any]] = []
-    if call.text or not call.calls:
-        part = {"type": "output_text", "text": call.text or "", "annotations": [], "logprobs": []}
-        message = {"type": "message", "id": f"msg_{call.number}", "role": "assistant", "content": [part]}
+    if answer.text or not answer.calls:
+        part = {"type": "output_text", "text": answer.text or "", "annotations": [], "logprobs": []}
+        message = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "content": [part]}
         said.append(message | {"status": "completed"})
-    for n, one in enumerate(call.calls):
-        name = f"{call.number}_{n}"
+    for n, one in enumerate(answer.calls):
+        name = f"{answer.id}_{n}"
         made = {"type": "function_call", "id": f"fc_{name}", "call_id": f"call_{name}", "name": one.name}
         said.append(
             made | {"arguments": json.dumps(one.arguments, ensure_ascii=False), "status": "completed"}
@@ -138,7 +154,7 @@ def _items(call: ModelCall) -> list[dict[str, Any]]:
     return said
 
 
-def _head(call: ModelCall, model: str, request: ResponsesRequest) -> dict[str, Any]:
-    head = {"id": f"resp_{call.number}", "object": "response", "created_at": int(time.time()), "model": model}
+def _head(answer: Answer, model: str, request: ResponsesRequest) -> dict[str, Any]:
+    head = {"id": f"resp_{answer.id}", "object": "response", "created_at": int(time.time()), "model": model}
     asked = {"tools": request.tools or [], "tool_choice": request.tool_choice or "auto"}
     return head | asked | {"parallel_tool_calls": True, "error": None, "instructions": request.instructions}

@@ -6,8 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from drzero.ops.openai_http import RequestRefused
 from environments.call import ToolSchema
-from verl_ext.gateway.session import Asked, CallRefused, ModelCall
+from verl_ext.apis.turn import Answer, Asked, sampling
+
+SILENCE = 'event: ping\ndata: {"type": "ping"}\n\n'
 
 
 class _Block(BaseModel):
@@ -38,7 +41,7 @@ class _Tool(BaseModel):
 
 
 class MessagesRequest(BaseModel):
-    """`POST /v1/messages`. What samples is the run's to set, so `temperature` and the like are not read."""
+    """`POST /v1/messages`. Fields that say nothing to the model are not read."""
 
     model_config = ConfigDict(extra="ignore")
     messages: Annotated[list[_Said], Field(min_length=1)]
@@ -46,32 +49,35 @@ class MessagesRequest(BaseModel):
     system: str | list[_Block] = ""
     tools: list[_Tool] = []
     stop_sequences: list[str] = []
+    temperature: float | None = None
+    top_p: float | None = None
+    model: str | None = None
     stream: bool = False
 
 
 def read(content: bytes) -> tuple[Asked, MessagesRequest]:
-    """Raises ValidationError or CallRefused."""
+    """Raises ValidationError or RequestRefused."""
     request = MessagesRequest.model_validate_json(content)
     if request.stop_sequences:
-        raise CallRefused("stop_sequences: a turn ends where the model ends it")
+        raise RequestRefused("stop_sequences: a turn ends where the model ends it")
     system = _text(request.system)
     messages = [{"role": "system", "content": system}] if system else []
     for said in request.messages:
         messages += _plain(said)
     tools = tuple(tool.shown() for tool in request.tools)
-    return Asked(tuple(messages), tools, request.max_tokens), request
+    return Asked(tuple(messages), tools, request.max_tokens, sampling(request)), request
 
 
-def whole(call: ModelCall, model: str, request: MessagesRequest) -> dict[str, Any]:
+def whole(answer: Answer, model: str, request: MessagesRequest) -> dict[str, Any]:
     """The answer's body."""
-    body = _head(call, model) | {"content": _blocks(call), "stop_reason": _reason(call)}
-    return body | {"usage": _usage(call, len(call.sampled.ids))}
+    body = _head(answer, model) | {"content": _blocks(answer), "stop_reason": _reason(answer)}
+    return body | {"usage": _usage(answer, len(answer.ids))}
 
 
-def events(call: ModelCall, model: str, request: MessagesRequest) -> Iterator[str]:
+def events(answer: Answer, model: str, request: MessagesRequest) -> Iterator[str]:
     """The answer as a stream: each block begins, has one delta of its own kind, and stops."""
-    yield event("message_start", message=_head(call, model) | {"content": [], "usage": _usage(call, 0)})
-    for index, block in enumerate(_blocks(call)):
+    yield event("message_start", message=_head(answer, model) | {"content": [], "usage": _usage(answer, 0)})
+    for index, block in enumerate(_blocks(answer)):
         if block["type"] == "text":
             empty: dict[str, Any] = {"text": ""}
             delta = {"type": "text_delta", "text": block["text"]}
@@ -81,15 +87,20 @@ def events(call: ModelCall, model: str, request: MessagesRequest) -> Iterator[st
         yield event("content_block_start", index=index, content_block=block | empty)
         yield event("content_block_delta", index=index, delta=delta)
         yield event("content_block_stop", index=index)
-    ended = {"stop_reason": _reason(call), "stop_sequence": None}
-    yield event("message_delta", delta=ended, usage={"output_tokens": len(call.sampled.ids)})
+    ended = {"stop_reason": _reason(answer), "stop_sequence": None}
+    yield event("message_delta", delta=ended, usage={"output_tokens": len(answer.ids)})
     yield event("message_stop")
 
 
-def error_body(message: str, status: int) -> dict[str, Any]:
-    """A refusal in Anthropic's form."""
-    kind = "invalid_request_error" if status < 500 else "api_error"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+def refused(refusal: RequestRefused) -> dict[str, Any]:
+    """A refusal's body."""
+    kind = "invalid_request_error" if refusal.status < 500 else "api_error"
+    return {"type": "error", "error": {"type": kind, "message": str(refusal)}}
+
+
+def failed(refusal: RequestRefused) -> str:
+    """The last event of a stream that cannot go on."""
+    return event("error", **refused(refusal))
 
 
 def _plain(said: _Said) -> Iterator[dict[str, Any]]:
@@ -114,32 +125,32 @@ def _text(content: str | Sequence[_Block]) -> str:
     return "\n".join(block.text for block in content if block.type == "text")
 
 
-def _blocks(call: ModelCall) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = [{"type": "text", "text": call.text}] if call.text else []
+def _blocks(answer: Answer) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = [{"type": "text", "text": answer.text}] if answer.text else []
     return said + [
         {
             "type": "tool_use",
-            "id": f"toolu_{call.number}_{n}",
+            "id": f"toolu_{answer.id}_{n}",
             "name": one.name,
             "input": dict(one.arguments or {}),
         }
-        for n, one in enumerate(call.calls)
+        for n, one in enumerate(answer.calls)
     ]
 
 
-def _reason(call: ModelCall) -> str:
-    if call.sampled.truncated:
+def _reason(answer: Answer) -> str:
+    if answer.truncated:
         return "max_tokens"
-    return "tool_use" if call.calls else "end_turn"
+    return "tool_use" if answer.calls else "end_turn"
 
 
-def _head(call: ModelCall, model: str) -> dict[str, Any]:
-    head = {"id": f"msg_{call.number}", "type": "message", "role": "assistant", "model": model}
+def _head(answer: Answer, model: str) -> dict[str, Any]:
+    head = {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": model}
     return head | {"stop_reason": None, "stop_sequence": None}
 
 
-def _usage(call: ModelCall, tokens_out: int) -> dict[str, int]:
-    return {"input_tokens": len(call.prompt_ids), "output_tokens": tokens_out}
+def _usage(answer: Answer, tokens_out: int) -> dict[str, int]:
+    return {"input_tokens": answer.tokens_in, "output_tokens": tokens_out}
 
 
 def event(kind: str, **fields: Any) -> str:
