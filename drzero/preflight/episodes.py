@@ -74,8 +74,8 @@ def check_agent(ctx: CheckContext) -> None:
     config = ctx.config
     if config.agent and is_class(config.agent):
         load_agent(config.agent, dict(config.agent_options))
-        if config.data_file:
-            load_items(Path(config.data_file))
+        if config.tasks:
+            load_items(Path(config.tasks))
 
 
 def _fills_batch(ctx: CheckContext, rows: int) -> Iterator[Finding]:

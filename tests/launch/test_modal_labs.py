@@ -109,8 +109,12 @@ def test_files_that_overrides_name_are_found_in_the_container(tmp_path, monkeypa
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "own.py").write_text("")
     assert carried(["agent=examples/own.py:answer"]) == (["agent=examples/own.py:answer"], ())
-    modules = ["agent=package.module:answer", "data_file=${paths.corpus}/a.jsonl", "tasks=/corpus/no.jsonl"]
+    modules = [
+        "agent=package.module:answer",
+        "compare.data=${paths.corpus}/a.jsonl",
+        "tasks=/corpus/no.jsonl",
+    ]
     assert carried(modules) == (modules, ())
-    for missing in ("agent=mnie.py:Asking", "data_file=asked.json"):
+    for missing in ("agent=mnie.py:Asking", "tasks=asked.json"):
         with pytest.raises(LaunchError, match="there is no file"):
             carried([missing])

@@ -170,10 +170,8 @@ def test_short_names_of_a_labs_keys_are_its_keys_and_a_served_models_address_is_
 def test_one_agent_of_ones_own_is_benched(words):
     with pytest.raises(LaunchError, match="name one agent of yours"):
         launch(f"agent-bench {words}")
-    command = launch("agent-bench agent=my.py:One mode=concurrent data=/corpus/a.jsonl").command
-    assert list(command[-4:]) == [
-        *("agent=my.py:One", "serve=true", "run_mode=concurrent", "data_file=/corpus/a.jsonl")
-    ]
+    command = launch("agent-bench agent=my.py:One mode=concurrent tasks=/corpus/a.jsonl").command
+    assert command[-4:] == ("agent=my.py:One", "serve=true", "run_mode=concurrent", "tasks=/corpus/a.jsonl")
 
 
 @pytest.mark.parametrize("stage", ["train", "evaluate"])

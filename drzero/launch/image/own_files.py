@@ -13,7 +13,7 @@ from pathlib import Path
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import EXTRA, REMOTE, ROOT, SOURCE
 
-_KEYS = ("agent", "tasks", "data_file", "compare.data")
+_KEYS = ("agent", "tasks", "compare.data")
 
 
 def carried(overrides: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
