@@ -3,6 +3,7 @@
 An error in the environment's code is a `fault` without a score. Errors of the model's engine are raised.
 """
 
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -71,6 +72,17 @@ class Played:
     tokens_in: int = 0  # prompt tokens sent, summed over the turns
     tokens_out: int = 0
     extra: dict[str, Any] = field(default_factory=dict)  # the engine's report, for the trainer
+
+    @property
+    def agent(self) -> dict[str, Any]:
+        """What an agent of one's own did, in JSON's form (docs/dumps.md). Empty for any other."""
+        return dict(json.loads(json.dumps(self.extra.get("agent", {}))))
+
+    @property
+    def own_turns(self) -> Sequence[Turn]:
+        """Its turns, without the first ones that another row of an agent's episode has."""
+        turns = self.conversation.turns
+        return turns[len(turns) - len(self.agent["places"]) :] if self.agent else turns
 
 
 Player: TypeAlias = Callable[[Taskset, Row, Model, EpisodeLimits], Awaitable[Sequence[Played]]]

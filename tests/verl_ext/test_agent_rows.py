@@ -26,7 +26,7 @@ from verl_ext.episodes import EpisodeLimits, Sampled
 from verl_ext.gateway.rows import played_rows
 from verl_ext.gateway.session import AgentSession, Asked
 from verl_ext.method.chat import demo_chat_template
-from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop, agent_fields, reward_fields
+from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop, reward_fields
 from verl_ext.trainer.policy_loss import BYPASS_MODE, bypass_mode_loss
 from verl_ext.trainer.step_rows import StepRow, read_rows
 from verl_ext.trainer.trainers import ENVIRONMENT, GroupRelativeTrainer
@@ -87,7 +87,7 @@ def session_of(shape, tokenizer):
 
 def step_row(key, played):
     row = StepRow(key, False, "agent", {"row": key}, reward_fields(played), Conversation(), 0)
-    return replace(row, agent=agent_fields(played))
+    return replace(row, agent=played.agent)
 
 
 def of_one_row(session, played):
@@ -97,7 +97,7 @@ def of_one_row(session, played):
         places[call.number] = (end, end + len(call.sampled.ids))
         end += len(call.sampled.ids)
     agent = {**played.extra["agent"], "places": places}
-    return SimpleNamespace(**vars(played) | {"response_mask": [1] * end, "extra": {"agent": agent}})
+    return replace(played, response_mask=[1] * end, extra={"agent": agent})
 
 
 def step_of(group, tokenizer):

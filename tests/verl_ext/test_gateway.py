@@ -15,15 +15,16 @@ from drzero.runs.report.calls import call_rows, every_row
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.run_folder import RunFolder
+from drzero.stages.evaluate.environment import episode_record
 from environments.agent.contract import Agent
 from environments.agent.load import load_agent
 from environments.agent.taskset import AgentTaskset
 from environments.row import Row
-from verl_ext.clients.environment_agent import of_episode
+from verl_ext.clients.environment_agent import EpisodeAttempt, of_episode
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
-from verl_ext.rollout.environment_agent_loop import agent_fields, reward_fields
+from verl_ext.rollout.environment_agent_loop import reward_fields
 from verl_ext.trainer.step_rows import StepRow, dump_rows
 
 LIMITS = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=128)
@@ -274,19 +275,30 @@ def test_a_conversation_that_does_not_go_on_begins_a_row_and_no_token_is_trained
         ),
     ],
 )
-def test_a_dump_says_where_each_row_begins_and_which_part_of_it_is_trained(agent, begins, played, tmp_path):
+def test_dumps_and_answers_say_where_each_row_begins_and_which_part_of_it_is_trained(
+    agent, begins, played, tmp_path
+):
     found, _ = played(agent, "a", "bb", "ccc", "dddd")
     made = [
         StepRow(
             **{"key": f"p_0_{n}", "padding": False, "data_source": "agent", "extra_info": {"row": "train-1"}},
             **{"reward": reward_fields(one), "trajectory": one.conversation, "token_drift": 0},
-            agent=agent_fields(one),
+            agent=one.agent,
         )
         for n, one in enumerate(found)
     ]
-    dump_rows(made, 1, tmp_path / "dumps" / "step_0001.jsonl")
-    (tmp_path / "resolved.yaml").touch()
-    (episode,) = read_trajectories(RunFolder(tmp_path), [])
+    dump_rows(made, 1, tmp_path / "trained" / "dumps" / "step_0001.jsonl")
+    for run in (tmp_path, tmp_path / "trained"):
+        (run / "resolved.yaml").touch()
+    attempt = EpisodeAttempt(of_episode(found), None, 0.0)
+    record = episode_record("agent", Row("train-1", {}), attempt)
+    (tmp_path / "answers.jsonl").write_text(json.dumps(record))
+    (episode,) = read_trajectories(RunFolder(tmp_path / "trained"), [])
+    (evaluated,) = read_trajectories(RunFolder(tmp_path), [])
+    assert (evaluated.key, evaluated.agent) == ("train-1", episode.agent)
+    assert evaluated.conversation == episode.conversation and record["turns"] == len(
+        record["rows"][0]["agent"]["calls"]
+    )
     rows = sorted(every_row(call_rows(episode.agent)), key=lambda row: row.number)
     assert [row.begins for row in rows] == begins
     assert [row.tokens for row in rows] == [sum(one.response_mask) for one in found]

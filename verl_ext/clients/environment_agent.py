@@ -53,9 +53,10 @@ class EnvironmentAgent(ServedModel):
 
 
 def of_episode(rows: Sequence[Played]) -> Played:
-    """An episode's last row, with the tokens of all."""
+    """An episode's last row, with the tokens of all, and all of them as `rows` among its extra fields."""
+    last = rows[-1]
     tokens = {name: sum(getattr(row, name) for row in rows) for name in ("tokens_in", "tokens_out")}
-    return replace(rows[-1], **tokens)
+    return replace(last, **tokens, extra={**last.extra, "rows": rows})
 
 
 def fitting(limits: EpisodeLimits, max_context_tokens: int) -> EpisodeLimits:

@@ -86,7 +86,7 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 "conversation": played.conversation.to_dict(),
                 "token_drift": played.token_drift,
                 # Not in the reward's fields: of those, veRL gives the last row's to all rows of an episode.
-                "agent": agent_fields(played),
+                "agent": played.agent,
                 "reward_extra_info": reward,
             },
         )
@@ -109,11 +109,6 @@ def reward_fields(played: Played) -> dict[str, Any]:
         "invalid_calls": sum(not call.valid for call in calls),
         "undeclared_calls": sum(call.undeclared for call in calls),
     }
-
-
-def agent_fields(played: Played) -> dict[str, Any]:
-    """What an agent of one's own did, in JSON's form. Empty for any other."""
-    return dict(json.loads(json.dumps(played.extra.get("agent", {}))))
 
 
 class _Engine:

@@ -227,10 +227,7 @@ def _rollout(record: Record, **at: Any) -> Trajectory:
     return Trajectory(
         **at,
         key=str(record["key"]),
-        conversation=_conversation(record["trajectory"]),
-        observations=_observations(record["trajectory"]),
-        opening=_opening(record["trajectory"]),
-        agent=checked(record["agent"]) if record.get("agent") else {},
+        **_of_conversation(record),
         step=record["step"],
         hop=record["hop"] or 0,
         score=reward["score"],
@@ -269,10 +266,6 @@ def _observations(record: Mapping[str, Any]) -> tuple[str | None, ...]:
     return tuple(_text(turn.get("observation")) for turn in record["turns"])
 
 
-def _opening(record: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{said['role']}: {said['content']}" for said in record.get("opening", ()))
-
-
 def _attempt(record: Mapping[str, Any]) -> Attempt:
     conversation = Conversation.from_dict(record["trajectory"])
     failure = None if record["finished"] else str(record["failure"] or "unfinished")
@@ -281,11 +274,29 @@ def _attempt(record: Mapping[str, Any]) -> Attempt:
 
 
 def _answer(record: Record, **at: Any) -> Trajectory:
+    answer = _answered(record, **at)
+    rows = [
+        replace(answer, key=f"{answer.key}_{place}", **_of_conversation(row))
+        for place, row in enumerate(record.get("rows", ()))
+    ]
+    return replace(_joined(rows), key=answer.key) if rows else answer
+
+
+def _of_conversation(record: Record) -> dict[str, Any]:
+    said = record["trajectory"]
+    return {
+        "conversation": _conversation(said),
+        "observations": _observations(said),
+        "opening": tuple(f"{each['role']}: {each['content']}" for each in said.get("opening", ())),
+        "agent": checked(record["agent"]) if record.get("agent") else {},
+    }
+
+
+def _answered(record: Record, **at: Any) -> Trajectory:
     return Trajectory(
         **at,
+        **_of_conversation(record),
         key=str(record["key"]),
-        conversation=_conversation(record["trajectory"]),
-        observations=_observations(record["trajectory"]),
         hop=int(record.get("hop") or 0),
         score=float(record["right"]),
         reward={name: record[name] for name in ("f1", "parts", "undeclared_calls") if name in record},

@@ -15,6 +15,7 @@ from drzero.stages.evaluate.evaluation import Evaluation, Scores
 from drzero.stages.models import StageModel
 from environments.row import Row
 from verl_ext.clients.environment_agent import EnvironmentAgent, EpisodeAttempt, fitting
+from verl_ext.episodes import Played
 
 
 def environment_evaluation(config: DictConfig, model: StageModel) -> Evaluation:
@@ -76,7 +77,9 @@ def episode_record(environment: str, row: Row, attempt: EpisodeAttempt) -> dict[
     """The journal's record of a finished episode."""
     played = attempt.played
     assert played is not None and played.score is not None
-    turns, calls = played.conversation.turns, played.conversation.calls
+    rows = played.extra.get("rows", [played])
+    turns = [turn for one in rows for turn in one.own_turns]
+    calls = [call for turn in turns for call in turn.calls]
     return {
         "key": row.id,
         "benchmark": environment,
@@ -94,4 +97,9 @@ def episode_record(environment: str, row: Row, attempt: EpisodeAttempt) -> dict[
         "tokens_out": played.tokens_out,
         "latency_s": round(attempt.latency_s, 2),
         "trajectory": played.conversation.to_dict(),
+        **({"rows": [_agent_row(one) for one in rows]} if played.agent else {}),
     }
+
+
+def _agent_row(played: Played) -> dict[str, Any]:
+    return {"trajectory": played.conversation.to_dict(), "agent": played.agent}
