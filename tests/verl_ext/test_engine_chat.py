@@ -2,14 +2,16 @@
 
 import json
 import time
+from functools import partial
 
 import openai
 import pytest
+from families import family
 from served_model import served_model
 
 from environments.call import FORMS
 from verl_ext.engine.api_answers import TextStream, heard
-from verl_ext.method.chat import render_prompt_ids
+from verl_ext.method.chat import render_prompt_ids, turn_text
 from verl_ext.method.prompts import challenger_messages
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 
@@ -219,3 +221,19 @@ def test_no_piece_of_a_call_or_a_stop_string_is_sent_early(form, smollm2_tokeniz
     assert "".join(pieces) == stream.sent == "Ø 3 < 4, then"
     plain = TextStream(smollm2_tokenizer.decode, (), ())
     assert "".join(plain.push(token) for token in smollm2_tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("mistral", '[TOOL_CALLS][{"name": "search", "arguments": {"query": "Ø"}}]'),
+        ("llama3", '<|python_tag|>{"name": "search", "parameters": {"query": "Ø"}}'),
+    ],
+)
+def test_a_call_that_a_special_token_marks_is_held_back_and_heard(name, call, smollm2_tokenizer):
+    tokenizer = family(smollm2_tokenizer, name)
+    ids = tokenizer.encode(f"Let me see. {call}", add_special_tokens=False)
+    stream = TextStream(partial(turn_text, tokenizer), (), FORMS[name].openings)
+    assert "".join(stream.push(token) for token in ids) == "Let me see."
+    said, (made,) = heard(turn_text(tokenizer, ids), [SEARCH], name)
+    assert (said, made.name, made.arguments) == ("Let me see.", "search", {"query": "Ø"})
