@@ -25,7 +25,11 @@ from environments.taskset import Taskset
 ENV = "environment.name"
 _OPENED = 32
 _BY_TOKEN = ("token-mean", "token-sum")
-_LOSS, _MINI = (f"actor_rollout_ref.actor.{name}" for name in ("loss_agg_mode", "ppo_mini_batch_size"))
+_BY_ROW = ("gspo", "sapo", "geo_mean")  # these losses average over rows, whatever loss_agg_mode says
+_LOSS, _AGGREGATION, _MINI = (
+    f"actor_rollout_ref.actor.{name}"
+    for name in ("policy_loss.loss_mode", "loss_agg_mode", "ppo_mini_batch_size")
+)
 
 
 def check_environment(ctx: CheckContext) -> Iterator[Finding]:
@@ -60,9 +64,11 @@ def check_environment(ctx: CheckContext) -> Iterator[Finding]:
 def _weighs_episodes_alike(config: DictConfig) -> Iterator[Finding]:
     """Its episodes may have several rows: the loss must not count rows, nor an update take a part of them."""
     actor, batch = config.actor_rollout_ref.actor, config.data.train_batch_size
+    why = "it averages over rows, so an episode of this environment would weigh by how many rows it has"
     if actor.loss_agg_mode not in _BY_TOKEN:
-        why = "it averages over rows, so an episode of this environment would weigh by how many rows it has"
-        yield error(_LOSS, why, f"use {_BY_TOKEN[0]}")
+        yield error(_AGGREGATION, why, f"use {_BY_TOKEN[0]}")
+    if actor.policy_loss.loss_mode in _BY_ROW:
+        yield error(_LOSS, why, "leave it as it is in the recipe")
     is_whole = actor.ppo_mini_batch_size == batch or config.trainer.v1.trainer_mode.endswith("separate_async")
     if not is_whole:
         why = f"a step's {batch} tasks would be cut into updates by rows, and an episode may have several"

@@ -410,3 +410,17 @@ def test_what_becomes_of_a_benchmarks_answers_is_noted(world, tmp_path):
     assert why.endswith(
         "'C++' is compared as 'c'; '-5' is compared as '5'; True is read as yes or true, and 1 more"
     )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "env=wordle actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
+        "env=wordle actor_rollout_ref.actor.ppo_mini_batch_size=2",
+        "agent={tmp}/own.py:agent tasks={tmp}/tasks.jsonl actor_rollout_ref.actor.loss_agg_mode=token-sum",
+    ],
+)
+def test_a_loss_over_rows_is_refused_only_where_an_episode_may_have_several(world, tmp_path, words):
+    agent_of_ones_own(tmp_path)
+    report = judge(world, {"run": f"train hardware=cpu {words}"}, {"tmp": str(tmp_path)})
+    assert not [one for one in report.errors if one.key.startswith("actor_rollout_ref.actor")]
