@@ -174,8 +174,9 @@ class _Play:
         try:
             return render(self._model.tokenizer, *arguments)
         except (TemplateError, TypeError, ValueError) as error:
+            why = one_line(error.with_traceback(None))
             raise EnvironmentFault(
-                f"{self._taskset.name}: the chat template does not take its messages: {one_line(error)}"
+                f"{self._taskset.name}: the model's chat template does not take its messages: {why}"
             ) from error
 
     async def _sample(self, tools: Sequence[Any]) -> Turn:

@@ -139,7 +139,10 @@ def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
         yield warning(ENV, f"with a model that says nothing, the agent fails: {played.fault}", fix)
         return
     if played.fault is not None:
-        yield error(ENV, f"an episode without a model fails: {played.fault}", "correct the environment")
+        fix = "correct the environment"
+        if "chat template" in played.fault:
+            fix += f", such as a system message, or {CHANGE_TEMPLATE}"
+        yield error(ENV, f"an episode without a model fails: {played.fault}", fix)
         return
     assert played.score is not None
     turns = len(played.conversation.turns)
