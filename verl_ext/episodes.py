@@ -85,6 +85,11 @@ class Played:
         return turns[len(turns) - len(self.agent["places"]) :] if self.agent else turns
 
 
+def episode_turns(rows: Sequence[Played]) -> list[Turn]:
+    """Each turn of an episode once. Of a library's branches, which begin alike, those of the last."""
+    return [turn for row in (rows if rows[-1].agent else rows[-1:]) for turn in row.own_turns]
+
+
 Player: TypeAlias = Callable[[Taskset, Row, Model, EpisodeLimits], Awaitable[Sequence[Played]]]
 
 

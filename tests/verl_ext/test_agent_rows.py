@@ -22,9 +22,10 @@ from verl.utils.config import omega_conf_to_dataclass
 from drzero.recipe.compose import compose_plain, resolve
 from environments.conversation import Conversation
 from environments.score import Score
+from verl_ext.apis.turn import Asked
 from verl_ext.episodes import EpisodeLimits, Sampled
 from verl_ext.gateway.rows import played_rows
-from verl_ext.gateway.session import AgentSession, Asked
+from verl_ext.gateway.session import AgentSession
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop, reward_fields
 from verl_ext.trainer.policy_loss import BYPASS_MODE, bypass_mode_loss
@@ -76,7 +77,7 @@ def session_of(shape, tokenizer):
             asked = [{"role": "user", "content": f"start {number}"}]
             if earlier:
                 before = session.calls[earlier - 1]
-                heard = {"role": "assistant", "content": before.text}
+                heard = {"role": "assistant", "content": before.answer.text}
                 asked = [*before.asked.messages, heard, {"role": "user", "content": f"next {number}"}]
             await session.ask(Asked(tuple(asked)))
 
@@ -86,7 +87,7 @@ def session_of(shape, tokenizer):
 
 
 def step_row(key, played):
-    row = StepRow(key, False, "agent", {"row": key}, reward_fields(played), Conversation(), 0)
+    row = StepRow(key, False, "agent", {"row": key}, reward_fields([played]), Conversation(), 0)
     return replace(row, agent=played.agent)
 
 

@@ -282,7 +282,7 @@ def test_dumps_and_answers_say_where_each_row_begins_and_which_part_of_it_is_tra
     made = [
         StepRow(
             **{"key": f"p_0_{n}", "padding": False, "data_source": "agent", "extra_info": {"row": "train-1"}},
-            **{"reward": reward_fields(one), "trajectory": one.conversation, "token_drift": 0},
+            **{"reward": reward_fields(found), "trajectory": one.conversation, "token_drift": 0},
             agent=one.agent,
         )
         for n, one in enumerate(found)
@@ -293,6 +293,7 @@ def test_dumps_and_answers_say_where_each_row_begins_and_which_part_of_it_is_tra
     attempt = EpisodeAttempt(of_episode(found), None, 0.0)
     record = episode_record("agent", Row("train-1", {}), attempt)
     (tmp_path / "answers.jsonl").write_text(json.dumps(record))
+    assert made[0].reward["turns"] == len(made[0].agent["calls"])
     (episode,) = read_trajectories(RunFolder(tmp_path / "trained"), [])
     (evaluated,) = read_trajectories(RunFolder(tmp_path), [])
     assert (evaluated.key, evaluated.agent) == ("train-1", episode.agent)

@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +14,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetr
 from environments.registry import find
 from environments.row import Row
 from environments.taskset import Taskset
-from verl_ext.episodes import EpisodeLimits, Played, Sampled, play_row
+from verl_ext.episodes import EpisodeLimits, Played, Sampled, episode_turns, play_row
 from verl_ext.method import chat
 from verl_ext.rollout.turn_builder import NO_FAMILY
 from verl_ext.telemetry import waiting
@@ -64,15 +64,15 @@ class EnvironmentAgentLoop(AgentLoopBase):
         with waiting("rollout"):
             branches = await play_row(self._taskset, row, model, self._limits)
         model.extra["rollout_s"] = time.monotonic() - began
-        return [self._output(played, model) for played in branches]
+        reward = reward_fields(branches)
+        return [self._output(played, model, reward) for played in branches]
 
-    def _output(self, played: Played, model: "_Engine") -> AgentLoopOutput:
+    def _output(self, played: Played, model: "_Engine", reward: dict[str, Any]) -> AgentLoopOutput:
         if not played.response_ids:  # a fault before the first sample, but a row must have a token
             end = self.tokenizer.eos_token_id
             played.prompt_ids = (played.prompt_ids or [end])[-self.rollout_config.prompt_length :]
             played.response_ids, played.response_mask = [end], [0]
             played.log_probs = [0.0]
-        reward = reward_fields(played)
         return AgentLoopOutput(
             prompt_ids=played.prompt_ids,
             response_ids=played.response_ids,
@@ -85,16 +85,17 @@ class EnvironmentAgentLoop(AgentLoopBase):
                 **model.extra,
                 "conversation": played.conversation.to_dict(),
                 "token_drift": played.token_drift,
-                # Not in the reward's fields: of those, veRL gives the last row's to all rows of an episode.
+                # Not in the reward's fields: all rows of an episode have the same of those.
                 "agent": played.agent,
                 "reward_extra_info": reward,
             },
         )
 
 
-def reward_fields(played: Played) -> dict[str, Any]:
+def reward_fields(rows: Sequence[Played]) -> dict[str, Any]:
     """An episode's score as a reward function returns it. `filter_score` is NaN for invalid rows."""
-    score, calls = played.score, played.conversation.calls
+    played, turns = rows[-1], episode_turns(rows)
+    score, calls = played.score, [call for turn in turns for call in turn.calls]
     valid = score is not None
     return {
         "score": score.reward if score else 0.0,
@@ -104,7 +105,7 @@ def reward_fields(played: Played) -> dict[str, Any]:
         "success": bool(score and score.success),
         "parts": json.dumps(dict(score.parts) if score else {}),
         "ended": played.ended,
-        "turns": len(played.conversation.turns),
+        "turns": len(turns),
         "calls": len(calls),
         "invalid_calls": sum(not call.valid for call in calls),
         "undeclared_calls": sum(call.undeclared for call in calls),

@@ -15,7 +15,7 @@ from drzero.stages.evaluate.evaluation import Evaluation, Scores
 from drzero.stages.models import StageModel
 from environments.row import Row
 from verl_ext.clients.environment_agent import EnvironmentAgent, EpisodeAttempt, fitting
-from verl_ext.episodes import Played
+from verl_ext.episodes import Played, episode_turns
 
 
 def environment_evaluation(config: DictConfig, model: StageModel) -> Evaluation:
@@ -78,7 +78,7 @@ def episode_record(environment: str, row: Row, attempt: EpisodeAttempt) -> dict[
     played = attempt.played
     assert played is not None and played.score is not None
     rows = played.extra.get("rows", [played])
-    turns = [turn for one in rows for turn in one.own_turns]
+    turns = episode_turns(rows)
     calls = [call for turn in turns for call in turn.calls]
     return {
         "key": row.id,
