@@ -80,6 +80,8 @@ def sglang_arguments() -> dict[str, Argument]:
 
 REFERENCE_SERVER = {"seed": Argument("int"), "call_form": Argument("text", choices=("auto", *FORMS))}
 """Arguments of the reference engine's server that no other key sets (verl_ext/engine/api_server.py)."""
+VLLM_SERVER = {"tool_call_parser": Argument("text")}
+"""Arguments of vLLM's server that no other key sets (drzero/stages/services.py)."""
 REFERENCE_ROLLOUT = {"threads": Argument("int"), "prefix_cache_mib": Argument("int")}
 """Arguments of the reference engine's rollout (verl_ext/rollout/reference_rollout.py)."""
 

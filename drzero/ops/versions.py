@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
-_RUN_ON = ("verl", "torch", "transformers", "ray", "sglang", "chromadb", "sentence-transformers")
+_RUN_ON = ("verl", "torch", "transformers", "ray", "sglang", "vllm", "chromadb", "sentence-transformers")
 
 
 def installed_versions() -> dict[str, str]:

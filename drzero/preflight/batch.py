@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from drzero.ops.text import counted
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, warning
-from drzero.preflight.memory_ledger import sequence_parallel
+from drzero.preflight.memory_ledger import SHARING, sequence_parallel
 from drzero.recipe.gpu_split import SERVE_GPUS, pools
 from verl_ext.sglang.compat import OWN_POSITIONS
 
@@ -22,18 +22,23 @@ _MODE = "trainer.v1.trainer_mode"
 _BATCH, _MINI = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
 MICRO_BATCH, TOKENS = f"{_ACTOR}.ppo_micro_batch_size_per_gpu", f"{_ACTOR}.ppo_max_token_len_per_gpu"
 """The size of a micro-batch, in rows or in tokens."""
+_VLLM_ON_CPU = ("vLLM samples on a GPU here", "use rollout=reference, or rollout=sglang")
 _LOG_PROB = "log_prob_micro_batch_size_per_gpu"
 
 
 def check_engines(ctx: CheckContext) -> Iterator[Finding]:
     """The chosen engines must exist and support the config."""
     config = ctx.config
+    if ctx.serves_model and config.solver.engine == "vllm" and config.machine.device == "cpu":
+        yield error("solver.engine", *_VLLM_ON_CPU)
     if not ctx.trains:
         return
     rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    if rollout.name not in ("sglang", "reference"):
+    if rollout.name not in ("sglang", "vllm", "reference"):
         why = f"there is no rollout engine {rollout.name!r} here"
-        yield error(f"{_ROLLOUT}.name", why, "choose sglang, or reference on a CPU or one GPU")
+        yield error(f"{_ROLLOUT}.name", why, "choose sglang, vllm, or reference on a CPU or one GPU")
+    if rollout.name == "vllm" and config.machine.device == "cpu":
+        yield error(f"{_ROLLOUT}.name", *_VLLM_ON_CPU)
     if model.lora_rank > 0 and not model.lora.merge:
         yield from _adapters(rollout.name, config.machine.device)
     if rollout.name == "reference" and config.trainer.v1.trainer_mode.endswith("async"):
@@ -76,7 +81,7 @@ def check_parallel(ctx: CheckContext) -> Iterator[Finding]:
     config, solver, per_node = ctx.config, ctx.config.solver, ctx.config.machine.gpus
     if ctx.trains:
         yield from _rollout_parallel(ctx, config.trainer.n_gpus_per_node * config.trainer.nnodes)
-    if not ctx.serves_model or solver.engine != "sglang" or config.machine.device == "cpu":
+    if not ctx.serves_model or solver.engine not in SHARING or config.machine.device == "cpu":
         return
     used = solver.tp_size * solver.dp_size
     if used > per_node:
@@ -156,6 +161,9 @@ def check_lengths(ctx: CheckContext) -> Iterator[Finding]:
             "reserves one more)",
             f"leave it unset, or set it to {longest + 1} at least",
         )
+    if rollout.name == "vllm" and limit is not None and shape and shape.context and limit > shape.context:
+        why = f"veRL refuses a vLLM of {limit} tokens for a model of {shape.context} positions"
+        yield error(f"{_ROLLOUT}.max_model_len", why, f"set it to {shape.context}")
     if config.rollout.max_tokens_per_turn > config.data.max_response_length:
         yield error(
             "rollout.max_tokens_per_turn",

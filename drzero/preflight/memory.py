@@ -11,6 +11,7 @@ from drzero.preflight.batch import micro_batch_key, smallest_micro_batch
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, Severity, error, note, warning
 from drzero.preflight.memory_ledger import (
+    SHARING,
     TIGHT,
     Ledger,
     Server,
@@ -200,7 +201,7 @@ def _better_layout(ctx: CheckContext, *, fits: bool) -> Iterator[Finding]:
     """A note on the fewest GPUs that hold a copy of each engine, unless configured so."""
     config, gpus = ctx.config, ctx.machine.gpus
     rollout = config.actor_rollout_ref.rollout if ctx.trains else None
-    if (rollout.name if rollout else config.solver.engine) != "sglang":
+    if (rollout.name if rollout else config.solver.engine) not in SHARING:
         return
     now = rollout.tensor_model_parallel_size if rollout else config.solver.tp_size
     shapes = [shape for model in ctx.models().values() if (shape := ctx.shape(model))]
@@ -228,13 +229,14 @@ def _faster_update(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
-    if server.engine != "sglang":
+    if server.engine not in SHARING:
         return
     # The smallest: a GPU that only samples has more room than one that trains as well.
     shares = (items.get(server.share_item) for items in ledger.phases.values())
     share_gib = min((share for share in shares if share is not None), default=0.0)
     sequences = (share_gib - server.weights_gib) / server.kv_gib(server.positions)
-    share = f"{server.share:g} of the {share_gib / server.share:.1f} GiB that are free when it starts"
+    whole = "that are free when it starts" if server.engine == "sglang" else "of the GPU"
+    share = f"{server.share:g} of the {share_gib / server.share:.1f} GiB {whole}"
     more = f"raise it, or spread the model over more GPUs (tp is {server.tp})"
     if sequences < 1:
         yield error(
@@ -255,12 +257,12 @@ def _share(key: str, server: Server, ledger: Ledger) -> Iterator[Finding]:
 def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
     """The error, at the key whose change helps most."""
     over = f"{ledger.worst} needs {_largest(ledger)}"
-    is_sglang = ctx.config.solver.engine == "sglang"
-    server = "solver.mem_fraction_static" if is_sglang else "solver.max_batch_size"
+    shares = ctx.config.solver.engine in SHARING
+    server = "solver.mem_fraction_static" if shares else "solver.max_batch_size"
     if not ctx.trains:
         return error(server, over, "lower it, or take a larger GPU")
-    is_sglang = ctx.config.actor_rollout_ref.rollout.name == "sglang"
-    engine = f"{_ROLLOUT}.{'gpu_memory_utilization' if is_sglang else 'max_num_seqs'}"
+    shares = ctx.config.actor_rollout_ref.rollout.name in SHARING
+    engine = f"{_ROLLOUT}.{'gpu_memory_utilization' if shares else 'max_num_seqs'}"
     taken = {engine: _sum(ledger, "rollout engine"), server: _sum(ledger, "solver")}
     activations = _sum(ledger, "actor: ", _OF_SEQUENCES)
     if ledger.worst == "weight sync":

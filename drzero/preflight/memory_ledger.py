@@ -57,6 +57,8 @@ SMALL_EMBEDDER_GIB = 0.5
 TIGHT = 0.08  # a smaller share left over is a warning, because fragmentation may take that much
 PROCESSES_GIB = 6.0
 """Memory of a CPU run's processes for any model: veRL, Ray, retrieval, logs (measured: 5 to 7)."""
+SHARING = ("sglang", "vllm")
+"""Engines that take a share of every GPU."""
 SGLANG_PROCESSES_GIB = 3.0
 """More for an SGLang's processes (measured: 10 for a solver's run with a tiny model)."""
 
@@ -116,6 +118,8 @@ class Server:
 
     def items(self, free_gib: float, gpu_gib: float) -> dict[str, float]:
         """Its items on a GPU while it works, if `free_gib` of `gpu_gib` were free at its start."""
+        if self.engine == "vllm":  # of the whole GPU, with its graphs and activations
+            return {self.share_item: self.share * gpu_gib, f"{self.name}: outside it": CONTEXT_GIB}
         if self.engine == "sglang":
             return {
                 self.share_item: self.share * (free_gib - CONTEXT_GIB),
@@ -133,7 +137,7 @@ class Server:
 
     @property
     def share_item(self) -> str:
-        """The name of SGLang's share in a ledger."""
+        """The name of its share in a ledger."""
         return f"{self.name}: share"
 
 
@@ -166,7 +170,7 @@ def solver_server(config: DictConfig, shape: ModelShape) -> Server:
         name="solver",
         shape=shape,
         engine=solver.engine,
-        tp=solver.tp_size if solver.engine == "sglang" else 1,
+        tp=solver.tp_size if solver.engine in SHARING else 1,
         share=solver.mem_fraction_static,
         slots=min(solver.max_batch_size, solver.concurrency),
         positions=solver.max_context_tokens,
@@ -278,7 +282,7 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     sleeping = engine
     if sleeps(config):
         sleeping = {"rollout engine: asleep": CONTEXT_GIB}
-        if server.engine == "sglang":
+        if server.engine in SHARING:  # nobody has measured vLLM's, so SGLang's figure stands in
             sleeping = {"rollout engine: asleep": kept_gib(shape, capacity, server.tp)}
     weights = {"rollout engine: weights": server.weights_gib}
     if keeps_base_weights(config):
@@ -292,7 +296,7 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     if held and not adam_is_fused(config):
         step = {"actor: Adam's step": state["actor: gradients"]}
         ledger.phases["optimizer's step"] = others | sleeping | held | step
-    if server.engine == "sglang" and sleeps(config):
+    if server.engine in SHARING and sleeps(config):
         synced = others | sleeping | resident | weights
         ledger.phases["weight sync"] = synced | sync_items(config, shape, state)
     if len(pools(config)) > 1:
@@ -308,8 +312,12 @@ def sleeps(config: DictConfig) -> bool:
 
 def keeps_base_weights(config: DictConfig) -> bool:
     """Whether a sleeping SGLang keeps its weights, to serve an adapter (sglang_rollout.py:206)."""
-    rollout, model = config.actor_rollout_ref.rollout, config.actor_rollout_ref.model
-    return bool(rollout.name == "sglang" and sleeps(config) and lora_rank(config) and not model.lora.merge)
+    return config.actor_rollout_ref.rollout.name == "sglang" and sleeps(config) and serves_adapter(config)
+
+
+def serves_adapter(config: DictConfig) -> bool:
+    """Whether the rollout engine gets an adapter, instead of weights it is merged into."""
+    return lora_rank(config) > 0 and not config.actor_rollout_ref.model.lora.merge
 
 
 def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -> dict[str, float]:
@@ -410,10 +418,13 @@ def offloaded_gib(config: DictConfig, shape: ModelShape) -> float:
 
 
 def weights_backup_gib(config: DictConfig, shape: ModelShape, gpus: int) -> float:
-    """Host memory for the sleeping engines' copies of their weights (async_sglang_server.py:382)."""
-    server = rollout_server(config, shape)
-    backs_up = server.engine == "sglang" and sleeps(config) and not keeps_base_weights(config)
-    return server.weights_gib * gpus if backs_up else 0.0
+    """Host memory for the sleeping engines' copies of their weights (async_sglang_server.py:382).
+
+    vLLM makes one only for an adapter: it gets whole weights anew (vllm_async_server.py, sleep level 2).
+    """
+    server, adapter = rollout_server(config, shape), serves_adapter(config)
+    backs_up = {"sglang": not adapter, "vllm": adapter}.get(server.engine, False)
+    return server.weights_gib * gpus if backs_up and sleeps(config) else 0.0
 
 
 def loading_gib(config: DictConfig, shape: ModelShape, ranks: int) -> float:

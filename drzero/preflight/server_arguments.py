@@ -6,7 +6,13 @@ from typing import Any
 from drzero.ops.text import nearest
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error
-from verl_ext.server_arguments import REFERENCE_ROLLOUT, REFERENCE_SERVER, Argument, sglang_arguments
+from verl_ext.server_arguments import (
+    REFERENCE_ROLLOUT,
+    REFERENCE_SERVER,
+    VLLM_SERVER,
+    Argument,
+    sglang_arguments,
+)
 from verl_ext.sglang.compat import PINNED
 
 _VERL = "actor_rollout_ref.rollout"
@@ -69,9 +75,11 @@ def check_server_arguments(ctx: CheckContext) -> Iterator[Finding]:
     """Added arguments must exist in the engine and have the right kind."""
     config, sglang = ctx.config, f"SGLang {PINNED}"
     if ctx.serves_model:
-        given, of_sglang = config.solver.server_args, config.solver.engine == "sglang"
-        if of_sglang:
+        given = config.solver.server_args
+        if config.solver.engine == "sglang":
             yield from _judged("solver.server_args", given, sglang_arguments(), sglang, SERVERS_OWN)
+        elif config.solver.engine == "vllm":
+            yield from _judged("solver.server_args", given, VLLM_SERVER, "vLLM's server, as started here,")
         else:
             yield from _judged("solver.server_args", given, REFERENCE_SERVER, "the reference engine's server")
     if not ctx.trains:
@@ -79,6 +87,12 @@ def check_server_arguments(ctx: CheckContext) -> Iterator[Finding]:
     rollout, given = config.actor_rollout_ref.rollout, config.rollout.server_args
     if rollout.name == "reference":
         yield from _judged("rollout.server_args", given, REFERENCE_ROLLOUT, "the reference engine's rollout")
+        return
+    if rollout.name == "vllm":
+        for name, value in given.items():
+            why = "veRL hands vLLM's arguments on as they are, and only SGLang's are known here"
+            fix = f"write +{_VERL}.engine_kwargs.vllm.{name}, which vLLM checks when it starts"
+            yield error(f"rollout.server_args.{name}", why, fix, value=_shown(name, value))
         return
     yield from _judged("rollout.server_args", given, sglang_arguments(), sglang, ROLLOUTS_OWN)
     # veRL passes these on unchanged, including its own arguments, which hardware=cpu replaces here.

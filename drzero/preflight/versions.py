@@ -5,6 +5,7 @@ from importlib import metadata
 from importlib.util import find_spec
 
 from omegaconf import OmegaConf
+from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
@@ -25,6 +26,7 @@ _VERL_WANTS = {
     "tensordict": SpecifierSet(">=0.8,!=0.9.0,<=0.10"),
 }
 _VERL = pinned("verl")
+_LEAST_VLLM = Version("0.18.0")  # verl/third_party/vllm/__init__.py
 _CUPY = "cupy-cuda13x"
 
 
@@ -42,6 +44,9 @@ def check_versions(ctx: CheckContext) -> Iterator[Finding]:
     rollout_key = "actor_rollout_ref.rollout.name"
     engines = {rollout_key: config.actor_rollout_ref.rollout.name} if ctx.trains else {}
     engines |= {"solver.engine": config.solver.engine} if ctx.serves_model else {}
+    of_vllm = [key for key, engine in engines.items() if engine == "vllm"]
+    if of_vllm:
+        yield from _vllm(of_vllm[0], ctx)
     of_sglang = [key for key, engine in engines.items() if engine == "sglang"]
     if of_sglang and not ctx.machine.is_here:
         listed = ", ".join(f"{name} {version}" for name, version in _ON_GPU.items())
@@ -65,6 +70,25 @@ def check_versions(ctx: CheckContext) -> Iterator[Finding]:
     elif of_sglang and (reason := refusal_on_cpu()):
         fix = "use the environment that `make rehearse-sglang` makes (docs/sglang.md), or rollout=reference"
         yield error(of_sglang[0], reason, fix, value=installed("sglang"))
+
+
+def _vllm(key: str, ctx: CheckContext) -> Iterator[Finding]:
+    wanted = next(one for one in map(Requirement, metadata.requires("verl") or ()) if one.name == "vllm")
+    install = f"in an environment of its own install verl[vllm]=={_VERL}, or use rollout=sglang"
+    version = installed("vllm")
+    if not ctx.machine.is_local:
+        yield error(key, "Modal's image has SGLang, and vLLM wants other packages", "use rollout=sglang")
+    elif not ctx.machine.is_here:
+        why = f"the machine of the run needs {wanted.name}{wanted.specifier}, by veRL {_VERL}'s own pins"
+        yield note("versions", why, value="not checked here")
+    elif version is None:
+        why = f"vLLM is not installed ({wanted.name}{wanted.specifier} fits veRL {_VERL})"
+        yield error(key, why, install)
+    elif Version(version) < _LEAST_VLLM:
+        yield error(key, f"veRL {_VERL} supports vLLM {_LEAST_VLLM} or newer", install, value=version)
+    elif not wanted.specifier.contains(Version(version).base_version):
+        why = f"vLLM {version} is not veRL {_VERL}'s own {wanted.specifier}: its internals change"
+        yield warning("vllm", why, install, value=version)
 
 
 def _attention(ctx: CheckContext) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ _RETRIEVAL = QueueMetrics(
 _SOLVER = {
     "reference": QueueMetrics(depth="engine_queue_depth", out="engine_requests_total"),
     "sglang": QueueMetrics(depth="sglang:num_queue_reqs"),
+    "vllm": QueueMetrics(depth="vllm:num_requests_waiting"),
 }
 
 

@@ -37,7 +37,7 @@ from drzero.stages.flight_recorder import flight_recorder
 from drzero.stages.flow import flow_monitor
 from drzero.stages.nodes import node_watch, share_environment
 from drzero.stages.result import write_result
-from drzero.stages.services import check_and_resolve, search_spec, solver_spec
+from drzero.stages.services import VLLM_SILENT, check_and_resolve, search_spec, solver_spec
 from drzero.stages.startup_signs import TRAINER
 from drzero.stages.watch import PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
@@ -264,6 +264,7 @@ def trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         # Nothing may leave the machine, usage reports included.
         "RAY_USAGE_STATS_ENABLED": "0",
+        **VLLM_SILENT,
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
         "WANDB_DIR": str(folder),

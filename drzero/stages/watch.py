@@ -58,6 +58,13 @@ CAUSES: tuple[Cause, ...] = (
         culprit="rollout engine",
     ),
     Cause(
+        "a process of vLLM's ended",
+        r"EngineDeadError|EngineCore encountered a fatal error",
+        "the traceback above it says why; out of memory, lower "
+        "actor_rollout_ref.rollout.gpu_memory_utilization, then rerun to resume",
+        culprit="rollout engine",
+    ),
+    Cause(
         "too many spoiled rollouts",
         r"TooManyFailures",
         "the message names the first causes; rerun to resume once the service is up (run.max_failed_share)",
@@ -92,8 +99,9 @@ LANDMARKS = Landmarks(
         (r"ray::\w*ActorRolloutRef|ray::WorkerDict", "training rank"),
         (r"ray::AgentLoopWorker", "rollout worker"),
         (r"ray::RewardLoopWorker", "reward worker"),
-        (r"ray::ReferenceServer|ray::SGLang", "rollout engine"),
+        (r"ray::ReferenceServer|ray::SGLang|ray::vLLM", "rollout engine"),
         (r"sglang::", "SGLang of {component}"),
+        (r"VLLM::", "vLLM of {component}"),
         (r"ray::(SimpleStorage|TransferQueue)", "replay buffer's store"),
         (r"/raylet/raylet |/gcs/gcs_server ", "Ray itself"),
         (r"drzero: retrieval", "retrieval"),
@@ -111,8 +119,8 @@ LANDMARKS = Landmarks(
         }
     ),
     ranks=r"ray::\w*ActorRolloutRef\w*|ray::WorkerDict\w*|\brank \d+",
-    # A replica's other ranks always wait in the broadcast by which SGLang distributes requests.
-    engines=r"sglang::|ray::SGLang",
+    # A replica's other ranks always wait in the broadcast by which the engine distributes requests.
+    engines=r"sglang::|ray::SGLang|VLLM::|ray::vLLM",
     causes=CAUSES,
     end_phases=frozenset({"done", "out-of-time"}),
 )

@@ -326,6 +326,8 @@ def test_the_model_is_served_under_its_hub_id_or_its_folders_name(tmp_path):
     ("words", "option", "value"),
     [
         (["hardware=cpu", "call_form=xlam"], "--call-form", "xlam"),
+        (["hardware=8xh100", "rollout=vllm", "call_form=xlam"], "--tool-call-parser", "xlam"),
+        (["hardware=8xh100", "rollout=vllm", "call_form=llama3"], "--tool-call-parser", "llama3_json"),
         (["hardware=8xh100"], "--tool-call-parser", "hermes"),
         (["hardware=8xh100", "solver.server_args.tool_call_parser=qwen25"], "--tool-call-parser", "qwen25"),
     ],
@@ -350,7 +352,7 @@ def test_sglangs_parser_is_the_one_of_the_models_template(name, tmp_path, smollm
 
 def test_a_form_of_calls_that_sglang_cannot_read_is_refused(tiny_model):
     words = ["hardware=8xh100", "call_form=xlam", f"model={tiny_model}"]
-    with pytest.raises(CheckError, match="SGLang has no parser for call_form=xlam"):
+    with pytest.raises(CheckError, match="sglang has no parser for call_form=xlam"):
         config = compose_stage("serve_model", words)
         add_call_form(config, config.call_form)
 

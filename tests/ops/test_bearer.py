@@ -150,13 +150,15 @@ def ask(model: ServedModel) -> None:
 # --- what shows it ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("engine", ["sglang", "reference"])
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "reference"])
 def test_no_command_line_has_it(monkeypatch, engine):
     # SGLang's own flag would show it, so our server reads the environment instead.
     config = resolve(compose_stage("evaluate", ["hardware=8xh100", f"solver.engine={engine}"]))
     plain = solver_spec(config).command
     monkeypatch.setenv(MODEL_KEY, KEY)
-    command = solver_spec(config).command
+    spec = solver_spec(config)
+    command = spec.command
+    assert (spec.env.get("VLLM_API_KEY") == KEY) == (engine == "vllm")
     assert KEY not in " ".join(command)
     assert (command[2] == "verl_ext.sglang.serve") == (engine == "sglang")
     assert command[3:] == plain[3:]

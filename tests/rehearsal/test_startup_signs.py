@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drzero.stages.startup_signs import SGLANG, TRAINER
+from drzero.stages.startup_signs import SGLANG, TRAINER, VLLM
 
 # Where a sign's line is written; `{` stands for what is only known at run time.
 WRITTEN_BY = {
@@ -16,6 +16,11 @@ WRITTEN_BY = {
         "verl",
         "workers/rollout/sglang_rollout/async_sglang_server.py",
         "SGLang http server: {rollout_mode=}",
+    ),
+    "vLLMHttpServer, replica_rank:": (
+        "verl",
+        "workers/rollout/vllm_rollout/vllm_async_server.py",
+        'f"{self.__class__.__name__}, replica_rank: {self.replica_rank}',
     ),
     "Init torch distributed begin": ("sglang", "srt/model_executor/model_runner.py"),
     "Load weight begin": ("sglang", "srt/model_executor/model_runner.py"),
@@ -32,7 +37,8 @@ WRITTEN_BY = {
 
 
 def test_every_sign_has_its_place():
-    assert WRITTEN_BY.keys() == TRAINER.keys() and SGLANG.items() < TRAINER.items()
+    assert {*WRITTEN_BY, *VLLM} == TRAINER.keys()  # tests/compat/test_vllm_wheel.py has vLLM's own
+    assert (SGLANG | VLLM).items() < TRAINER.items()
 
 
 def written_in(package_root, sign):

@@ -41,8 +41,8 @@ class Solver:
     )
     engine: str = key(
         "sglang",
-        "sglang, or reference (our own engine, for a CPU or one small GPU). rollout= sets it.",
-        choices=("sglang", "reference"),
+        "sglang, vllm, or reference (our own engine, for a CPU or one small GPU). rollout= sets it.",
+        choices=("sglang", "vllm", "reference"),
         **_SHARED,
     )
     host: str = key("127.0.0.1", "Address to bind.")
