@@ -586,6 +586,28 @@ def test_the_rows_of_an_agents_episode_are_one_trajectory_with_a_tree_of_calls(t
 
 
 @pytest.mark.parametrize(
+    ("parts", "agent", "shown"),
+    [
+        ({}, {"rewards": []}, [("reward", "as the agent returned it")]),
+        ({"reward": 0.2, "f1": 0.5}, {"rewards": []}, [("f1", ""), ("reward", "as the agent returned it")]),
+        ({"a": 0.1, "b": 0.3}, {"rewards": []}, [("a", ""), ("b", ""), ("reward", "the mean of the parts")]),
+        (
+            {"reward": 0.2, "b": 0.3},
+            {"rewards": [], "weights": {"b": 2.0}},
+            [("reward", "weight 0"), ("b", "weight 2"), ("reward", "the parts by their weights")],
+        ),
+        ({}, {}, [("reward", "the sum of 2 calls")]),
+    ],
+)
+def test_an_agents_reward_says_what_it_is_made_of(parts, agent, shown, tmp_path):
+    row = agent_row(0, 0, {"0": [0, 7]}, **agent)
+    row["reward"]["parts"] = parts
+    lines(tmp_path / "dumps" / "step_0001.jsonl", [row])
+    (found,) = trajectories(tmp_path)
+    assert [(part.name, part.reason) for part in explain(found)] == shown
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         {"calls": [{"extends": 0, "row": 0, "tokens": 1, "began": None}]},  # its own follower

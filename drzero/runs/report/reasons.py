@@ -40,7 +40,8 @@ def explain(trajectory: Trajectory) -> list[Part]:
 def _environment(trajectory: Trajectory) -> Iterator[Part]:
     weights = trajectory.agent.get("weights")
     for name, value in trajectory.parts.items():
-        yield Part(name, value, f"weight {weights.get(name, 0):g}" if weights else "")
+        if weights or name != "reward":  # without weights that is the reward itself
+            yield Part(name, value, f"weight {weights.get(name, 0):g}" if weights else "")
     yield Part("reward", trajectory.reward.get("score"), _whole_reward(trajectory))
 
 
@@ -52,9 +53,7 @@ def _whole_reward(trajectory: Trajectory) -> str:
         return f"the sum of {counted(len(paid), 'call')}"
     if agent.get("weights"):
         return "the parts by their weights"
-    if parts:
-        return "the part of this name" if "reward" in parts else "the mean of the parts"
-    return "as the agent returned it"
+    return "the mean of the parts" if parts and "reward" not in parts else "as the agent returned it"
 
 
 def _solver(trajectory: Trajectory) -> Iterator[Part]:
