@@ -54,6 +54,7 @@ from drzero.stages.models import base_of, model_name, served_name, served_names
 from drzero.stages.services import add_call_form, check, choose_ports, search_spec, solver_spec
 from environments.agent.contract import Agent, RewardRule
 from environments.agent.load import EXAMPLE, is_class, load_agent, load_items
+from environments.registry import shown as short
 
 _NAME = "agent-bench"
 FAILURES = "failures.jsonl"
@@ -130,7 +131,7 @@ def _bench_agent(config: DictConfig) -> None:
     items_said = "1 item" if _size(config) == 1 else f"{_size(config)} items"
     with _agent_and_items(config, name) as (agent, items), HeldLock(folder / "lock"):
         write_resolved(config)
-        shown = f"{agent.name}, {config.run_mode}: {items_said}{f' × {size}' if size > 1 else ''}"
+        shown = f"{short(agent.name)}, {config.run_mode}: {items_said}{f' × {size}' if size > 1 else ''}"
         EventLog(folder / "logs" / EVENTS_FILE).add("start", _NAME, f"starting: {shown}")
         with _ending(folder):
             bench = run_bench(config, agent, items, base, name)

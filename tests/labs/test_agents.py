@@ -21,6 +21,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from anthropic import Anthropic
 from conftest import unused_port
 from families import family
 from scripted_endpoint import scripted_endpoint
@@ -260,19 +261,33 @@ def test_an_endless_head_is_answered_by_the_recorder_itself(url):
         assert recorder.take(0) == []
 
 
-def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(url):
+def by_chat(client, url):
+    asked = {"model": "tiny", "messages": ASKED, "max_tokens": 20, "stream": True}
+    return list(client.chat.completions.create(**asked, stream_options={"include_usage": True}))
+
+
+def by_responses(client, url):
+    return list(client.responses.create(model="tiny", input=ASKED, max_output_tokens=20, stream=True))
+
+
+def by_messages(client, url):
+    with Anthropic(base_url=url.removesuffix("/v1"), api_key="None") as client:
+        asked = {"model": "tiny", "messages": ASKED, "max_tokens": 20}
+        return list(client.messages.create(**asked, stream=True))
+
+
+ASKED = [{"role": "user", "content": "Who came?"}]
+
+
+@pytest.mark.parametrize("ask", [by_chat, by_responses, by_messages])
+def test_a_stream_passes_the_recorder_piece_by_piece_and_its_tokens_are_counted(ask, url):
     with Recorder(url) as recorder:
         with openai.OpenAI(base_url=recorder.url(4), api_key="None", timeout=60) as client:
-            events = client.chat.completions.create(
-                model="tiny",
-                messages=[{"role": "user", "content": "Who came?"}],
-                max_tokens=20,
-                stream=True,
-                stream_options={"include_usage": True},
-            )
-            assert len(list(events)) > 3
+            assert len(ask(client, recorder.url(4))) > 3
         (call,) = recorder.take(4)
-    assert call.tokens_out is not None and call.tokens_out == recorder.totals.tokens_out > 0
+    assert (
+        call.tokens_in and call.tokens_out is not None and call.tokens_out == recorder.totals.tokens_out > 0
+    )
     assert not hasattr(call, "headers"), "a key is in them"
 
 

@@ -53,7 +53,8 @@ async def plain_openai(task: dict[str, Any], endpoint: Endpoint) -> dict[str, fl
 
 
 async def langgraph(task: dict[str, Any], endpoint: Endpoint) -> dict[str, float]:
-    """LangGraph's own graph of a model and its tools."""
+    """LangGraph's own graph of a model and its tools. Its client closes none of its connections itself."""
+    import httpx
     from langchain_core.tools import StructuredTool
     from langchain_openai import ChatOpenAI
     from langgraph.graph import START, MessagesState, StateGraph
@@ -68,27 +69,33 @@ async def langgraph(task: dict[str, Any], endpoint: Endpoint) -> dict[str, float
         description=_FUNCTION["description"],
         args_schema=_FUNCTION["parameters"],
     )
-    model = ChatOpenAI(model=endpoint.model, base_url=endpoint.base_url, api_key=endpoint.api_key)  # type: ignore[arg-type]
-    shown = model.bind_tools([SEARCH_TOOL_SCHEMA])
+    async with httpx.AsyncClient() as http:
+        model = ChatOpenAI(
+            model=endpoint.model,
+            base_url=endpoint.base_url,
+            api_key=endpoint.api_key,  # type: ignore[arg-type]
+            http_async_client=http,
+        )
+        shown = model.bind_tools([SEARCH_TOOL_SCHEMA])
 
-    async def ask(state: MessagesState) -> dict[str, Any]:
-        return {"messages": [await shown.ainvoke(state["messages"])]}
+        async def ask(state: MessagesState) -> dict[str, Any]:
+            return {"messages": [await shown.ainvoke(state["messages"])]}
 
-    graph = StateGraph(MessagesState)
-    graph.add_node("ask", ask)
-    graph.add_node("tools", ToolNode([tool]))
-    graph.add_edge(START, "ask")
-    graph.add_conditional_edges("ask", tools_condition)
-    graph.add_edge("tools", "ask")
-    steps = graph.compile().astream(
-        {"messages": task["messages"]}, {"recursion_limit": 2 * TURNS + 1}, stream_mode="values"
-    )
-    asked = 0
-    async for state in steps:
-        last = state["messages"][-1]
-        asked += last.type == "ai"
-        if asked == TURNS:
-            break
+        graph = StateGraph(MessagesState)
+        graph.add_node("ask", ask)
+        graph.add_node("tools", ToolNode([tool]))
+        graph.add_edge(START, "ask")
+        graph.add_conditional_edges("ask", tools_condition)
+        graph.add_edge("tools", "ask")
+        steps = graph.compile().astream(
+            {"messages": task["messages"]}, {"recursion_limit": 2 * TURNS + 1}, stream_mode="values"
+        )
+        asked = 0
+        async for state in steps:
+            last = state["messages"][-1]
+            asked += last.type == "ai"
+            if asked == TURNS:
+                break
     return reward(str(last.content), task)
 
 

@@ -217,7 +217,8 @@ class Recorder:
         totals.calls += 1
         totals.failed += status != 200
         usage = _usage(answer) if status == 200 else {}
-        call.tokens_in, call.tokens_out = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        call.tokens_in = usage.get("prompt_tokens", usage.get("input_tokens"))
+        call.tokens_out = usage.get("completion_tokens", usage.get("output_tokens"))
         totals.tokens_in += call.tokens_in or 0
         totals.tokens_out += call.tokens_out or 0
         totals.without_usage += status == 200 and call.tokens_out is None
@@ -235,12 +236,14 @@ def readable(body: bytes) -> Any:
 
 
 def _usage(answer: str) -> dict[str, int]:
-    """The usage an answer reports, whole or streamed."""
+    """The usage an answer reports, whole or streamed. Anthropic's streams report it in two events."""
     ended = re.split(r"\r\n|\r|\n", answer)  # as the event stream's standard has it
     lines = [line.removeprefix("data:").strip() for line in ended if line.startswith("data:")]
-    for text in reversed(lines) if lines else [answer]:
+    told: dict[str, int] = {}
+    for text in lines or [answer]:
         found = readable(text.encode())
-        usage = found.get("usage") if isinstance(found, dict) else None
-        if isinstance(usage, dict):
-            return {name: count for name, count in usage.items() if isinstance(count, int)}
-    return {}
+        places = [found, *map(found.get, ("message", "response"))] if isinstance(found, dict) else []
+        for place in places:
+            if isinstance(place, dict) and isinstance(usage := place.get("usage"), dict):
+                told |= {name: count for name, count in usage.items() if isinstance(count, int)}
+    return told
