@@ -234,6 +234,7 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
 
 
 def _of_agent(key: str, value: str) -> list[str]:
+    key = key.lstrip("+")
     if key == "tasks":
         return [assigned("environment.options.data", os.path.abspath(value))]
     if key.startswith("agent_options."):

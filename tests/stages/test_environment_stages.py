@@ -111,6 +111,71 @@ def test_env_names_an_environment_a_corpus_or_ones_own_code(compose):
         compose("challenger", "env=wordle")
 
 
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_agent_names_ones_own_with_its_tasks_and_arguments(compose, sign, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = [f"{sign}agent=my/own.py:answer", f"{sign}tasks=q.jsonl", f"{sign}agent_options.k=4"]
+    for stage in ("train", "evaluate"):
+        config = compose(stage, *words)
+        assert config.environment.name == f"agent:{tmp_path}/my/own.py:answer"
+        assert config.run.name == f"{stage}_agent-own.py-answer"
+        options = config.environment.options
+        assert (options.data, dict(options.arguments)) == (f"{tmp_path}/q.jsonl", {"k": 4})
+    assert compose("train", "agent=package.module:answer").environment.name == "agent:package.module:answer"
+
+
+AGENTS = """
+from openai import AsyncOpenAI
+
+async def answer(task, endpoint):
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        asked = {"model": endpoint.model, "messages": [{"role": "user", "content": task["question"]}]}
+        said = (await client.chat.completions.create(**asked)).choices[0].message.content
+    return {"reward": float("Vell" in said)}
+
+async def fails(task, endpoint):
+    await answer(task, endpoint)
+    raise LookupError("it said nothing")
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "severity", "said"),
+    [
+        ("own.py:answer", "note", r"own.py:answer: 90 rows; \d+ tokens at the start; saying nothing earns 0"),
+        ("own.py:fails", "warning", "with a model that says nothing, the agent fails: .* it said nothing"),
+        (
+            "own.py:answer environment.options.weights={f1:1}",
+            "warning",
+            "the weights name .* returned no such",
+        ),
+    ],
+)
+def test_preflight_plays_an_agent_with_silence(compose, words, severity, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(AGENTS)
+    (tmp_path / "q.jsonl").write_text('{"question": "Where is Orrin?"}\n' * 100)
+    report = preflight(compose("train", *f"agent={words} tasks=q.jsonl".split()), "train")
+    assert found(report) == "" and re.search(said, found(report, severity))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("agent=own.py:nobody tasks=q.jsonl", "no function or class 'nobody'; it has answer, fails"),
+        ("agent=own.py:answer", "name its tasks, tasks=FILE"),
+        ("agent=own.py:answer tasks=none.jsonl", "none.jsonl cannot be read"),
+        ("agent=own.py:answer tasks=q.jsonl agent_options.k=1", "unexpected keyword argument 'k'"),
+        ("agent=own.py:answer tasks=q.jsonl environment.options.depth=1", "keyword argument 'depth'"),
+    ],
+)
+def test_an_agent_that_cannot_be_played_is_refused(compose, words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(AGENTS)
+    (tmp_path / "q.jsonl").write_text('{"question": "Where is Orrin?"}\n' * 100)
+    assert said in found(preflight(compose("train", *words.split()), "train"))
+
+
 # --- before a start -----------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ import own_agents
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, BadRequestError, OpenAI
+from told_model import Told
 
 from drzero.runs.report.calls import call_rows, every_row
 from drzero.runs.report.reasons import explain
@@ -21,7 +22,7 @@ from environments.agent.load import load_agent
 from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.clients.environment_agent import EpisodeAttempt, of_episode
-from verl_ext.episodes import EpisodeLimits, Sampled, play_row
+from verl_ext.episodes import EpisodeLimits, play_row
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.rollout.environment_agent_loop import reward_fields
@@ -33,20 +34,6 @@ TOOL = SEARCH_TOOL_SCHEMA
 PARAMETERS = TOOL["function"]["parameters"]
 PARSED = {"parsed": True, "tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}  # by openai's helper
 FOUND = "[1] Vell: a town."
-
-
-class Told:
-    """Says its lines in turn, and logs the ids of each call."""
-
-    def __init__(self, tokenizer, lines):
-        self.tokenizer, self.lines, self.log = tokenizer, list(lines), []
-
-    async def sample(self, prompt_ids, max_tokens):
-        await asyncio.sleep(0.01)
-        ids = self.tokenizer.encode(self.lines.pop(0), add_special_tokens=False)
-        ids = [*ids, self.tokenizer.convert_tokens_to_ids("<|im_end|>")][:max_tokens]
-        self.log.append((list(prompt_ids), ids))
-        return Sampled(ids, [-0.5] * len(ids), len(ids) == max_tokens)
 
 
 @pytest.fixture(scope="module")
