@@ -59,15 +59,11 @@ def next_turn_ids(
     end = turn_end_id(tokenizer)
     calls = {"tool_calls": [_CALL]} if messages and messages[0]["role"] == "tool" else {}
     before = [_USER, _SAID | calls]
-    alone, after = (
-        _render(tokenizer, before),
-        _render(tokenizer, [*before, *messages], add_generation_prompt=True),
-    )
+    alone = _render(tokenizer, before)
+    after = _render(tokenizer, [*before, *messages], add_generation_prompt=True)
     ends = [place for place, token in enumerate(after) if token == end]
     if not 0 < alone.count(end) <= len(ends):
-        raise ValueError(
-            "the chat template ends a turn in another way once messages follow: it cannot be used here"
-        )
+        raise ValueError("its chat template ends a turn in another way once messages follow")
     following = after[ends[alone.count(end) - 1] + 1 :]
     if assistant_ids and assistant_ids[-1] == end:
         return following
@@ -110,24 +106,27 @@ def call_form(tokenizer: Any, chosen: str = "auto") -> str:
     """
     if chosen != "auto":
         return chosen
-    shown = {"name": "search", "arguments": {"query": "Ostrel"}}
-    asked = [_USER, _SAID | {"content": "", "tool_calls": [_CALL | {"function": shown}]}]
+    function = {"name": "search", "arguments": {"query": "Ostrel"}}
     try:
-        prompt = tokenizer.apply_chat_template([_USER], tokenize=False, add_generation_prompt=True)
-        whole = tokenizer.apply_chat_template(asked, tokenize=False)
+        text = _written_call(tokenizer, function)
     except (TemplateError, TypeError):  # it takes none
         return "hermes"
-    written = whole[_alike(_OPENED.sub("", prompt), whole) :]
-    text = turn_text(tokenizer, tokenizer.encode(written, add_special_tokens=False))
     for form in FORMS:
-        calls = parse_calls(text, [{"function": shown}], form)
-        if [(call.name, call.arguments) for call in calls] == [tuple(shown.values())]:
+        calls = parse_calls(text, [{"function": function}], form)
+        if [(call.name, call.arguments) for call in calls] == [tuple(function.values())]:
             return form
-    if "Ostrel" in written:
-        raise ValueError(
-            f"its chat template writes calls in a form that is not known: {written.strip()[:80]!r}"
-        )
+    if "Ostrel" in text:
+        raise ValueError(f"its chat template writes calls in a form that is not known: {text.strip()[:80]!r}")
     return "hermes"
+
+
+def _written_call(tokenizer: Any, function: Mapping[str, Any]) -> str:
+    """An assistant's turn with this call alone, as the template writes it."""
+    calling = _SAID | {"content": "", "tool_calls": [_CALL | {"function": function}]}
+    prompt = tokenizer.apply_chat_template([_USER], tokenize=False, add_generation_prompt=True)
+    whole = tokenizer.apply_chat_template([_USER, calling], tokenize=False)
+    written = whole[_alike(_OPENED.sub("", prompt), whole) :]
+    return turn_text(tokenizer, tokenizer.encode(written, add_special_tokens=False))
 
 
 def turn_end_id(tokenizer: Any) -> int:
