@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+import transfer_queue as tq
 from agent_loops import EPISODES, Engine, run_loop
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from verl_ext.apis.turn import Asked
 from verl_ext.episodes import EpisodeLimits, Sampled
 from verl_ext.gateway.rows import played_rows
 from verl_ext.gateway.session import AgentSession
+from verl_ext.method.advantages import call_advantages
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop, reward_fields
 from verl_ext.trainer.policy_loss import BYPASS_MODE, bypass_mode_loss
@@ -187,60 +189,83 @@ from openai import AsyncOpenAI
 
 async def agent(task, endpoint):
     client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    opening = [{"role": "user", "content": task["question"]}]
+    opening, rewards = [{"role": "user", "content": task["question"]}], []
 
     async def said(messages):
         answer = await client.chat.completions.create(model="policy", messages=messages)
+        rewards.append(float(len(answer.choices[0].message.content)))
         return {"role": "assistant", "content": answer.choices[0].message.content}
 
     opening.append(await said(opening))
     for way in ("left", "right", "left again"):
         await said([*opening, {"role": "user", "content": way}])
-    return [0.0, 1.0, 0.25, 0.5]
+    return rewards
 """
+SAID = [("a", "bb and on", "c", "ddd"), ("ee", "f", "gg and on", "h")]
 
 
-def test_each_row_keeps_its_own_calls_on_veRLs_way_to_the_trainer(tokenizer, queue, tmp_path):
-    (tmp_path / "own.py").write_text(BRANCHES)
-    (tmp_path / "tasks.jsonl").write_text('{"question": "Which way?"}')
-    outputs = run_loop(
+def trainer_of(batch, n, mini):
+    trainer = object.__new__(get_trainer_cls("drzero_environment_sync"))
+    actor = {"ppo_mini_batch_size": mini, "calculate_entropy": False, "entropy_coeff": 0.0, "ppo_epochs": 1}
+    actor |= {"data_loader_seed": 1, "shuffle": False}
+    told = {"actor_rollout_ref": {"actor": actor, "rollout": {"n": n, "temperature": 1.0}}}
+    told |= {"data": {"train_batch_size": batch}, "trainer": {"critic_warmup": 0}}
+    trainer.config = OmegaConf.create(told)
+    trainer.global_steps, trainer.parameter_sync_step, trainer.use_critic = 1, 1, False
+    trainer._heartbeat, trainer.actor_rollout_wg = Mock(), Mock(_dispatch_info={"actor": [0]})
+    trainer.actor_rollout_wg.update_actor.return_value = TensorDict({"metrics": NonTensorData({"mfu": 1.0})})
+    return trainer
+
+
+def rolled_out(tokenizer, folder, said):
+    return run_loop(
         EnvironmentAgentLoop,
         {"prompt_length": 300, "response_length": 300},
-        Engine(tokenizer, "a", "bb and on", "c", "ddd"),
+        Engine(tokenizer, *said),
         tokenizer,
         {"extra_info": {"row": "train-0", "task": json.dumps({"task": {"question": "Which way?"}})}},
-        **{"environment": f"agent:{tmp_path}/own.py:agent", "folder": None, "max_tokens_per_turn": 64},
-        **{"options": {"data": str(tmp_path / "tasks.jsonl")}, **EPISODES},
+        **{"environment": f"agent:{folder}/own.py:agent", "folder": None, "max_tokens_per_turn": 64},
+        **{"options": {"data": str(folder / "tasks.jsonl")}, **EPISODES},
     )
-    made = [output.extra_fields["agent"]["places"] for output in outputs]
-    assert [list(places) for places in made] == [["0", "1"], ["2"], ["3"]]
+
+
+def test_each_call_is_credited_in_its_own_row_on_veRLs_way_to_the_update(tokenizer, queue, tmp_path):
+    (tmp_path / "own.py").write_text(BRANCHES)
+    (tmp_path / "tasks.jsonl").write_text('{"question": "Which way?"}')
     worker = object.__new__(AgentLoopWorkerTQ.__ray_metadata__.modified_class)
     worker.processor, worker.reward_loop_worker_handles, worker.distillation_enabled = None, None, False
-    row = {"uid": "branches", "session_id": 0, "global_steps": 1, "data_source": "agent", "extra_info": {}}
-    row["reward_model"] = {"ground_truth": {"target": None}}
-    asyncio.run(worker._agent_loop_postprocess(outputs, False, **row))
-    keys = [f"branches_0_{place}" for place in range(3)]
-    rows = read_rows(KVBatchMeta(keys=keys, tags=[{}] * 3, partition_id="train"))
-    assert [row.agent["places"] for row in rows] == made
-    assert all(row.agent["rewards"] == [0.0, 1.0, 0.25, 0.5] and row.reward["score"] == 1.75 for row in rows)
+    given = {"uid": "branches", "global_steps": 1, "data_source": "agent", "extra_info": {}}
+    given["reward_model"] = {"ground_truth": {"target": None}}
+    for session, said in enumerate(SAID):
+        outputs = rolled_out(tokenizer, tmp_path, said)
+        assert [[*one.extra_fields["agent"]["places"]] for one in outputs] == [["0", "1"], ["2"], ["3"]]
+        asyncio.run(worker._agent_loop_postprocess(outputs, False, session_id=session, **given))
+    keys = [f"branches_{session}_{place}" for session in range(2) for place in range(3)]
+    batch = KVBatchMeta(keys=keys, tags=[{"seq_len": 30}] * 6, partition_id="train")
+
+    trainer = trainer_of(batch=2, n=2, mini=2)
+    trainer.tokenizer = tokenizer
+    batch = trainer._balance_batch(batch, {})
+    rows = read_rows(batch)
+    assert [row.padding for row in rows].count(True) == 2
+    trainer._advantages(batch, {}, rows)
+    fields = ["advantages", "loss_mask"]
+    data = tq.kv_batch_get(keys=batch.keys, partition_id="train", select_fields=fields)
+    paid = call_advantages([[float(len(text)) for text in said] for said in SAID], ["branches"] * 2)
+    tokens = 0
+    for row, advantages, mask in zip(rows, *(data[name].unbind() for name in fields), strict=True):
+        places = {} if row.padding else row.agent["places"]
+        expected = torch.zeros_like(advantages)
+        for number, (start, stop) in places.items():
+            expected[start:stop] = float(paid[int(row.rollout[-1])][int(number)])
+            tokens += stop - start
+        assert torch.equal(advantages, expected) and mask.sum() == sum(b - a for a, b in places.values())
+    assert tokens == sum(call["tokens"] for row in (rows[0], rows[3]) for call in row.agent["calls"])
 
 
 @pytest.mark.parametrize(("rows", "padded", "updates"), [(7, 8, 2), (8, 8, 2), (9, 16, 2), (17, 24, 2)])
 def test_more_rows_make_an_update_larger_and_not_another_one(rows, padded, updates):
-    trainer = object.__new__(get_trainer_cls("drzero_environment_sync"))
-    actor = {"ppo_mini_batch_size": 2, "calculate_entropy": False, "entropy_coeff": 0.0, "ppo_epochs": 1}
-    actor |= {"data_loader_seed": 1, "shuffle": False}
-    rollout = {"n": 2, "temperature": 1.0}
-    trainer.config = OmegaConf.create(
-        {
-            "data": {"train_batch_size": 4},
-            "trainer": {"critic_warmup": 0},
-            "actor_rollout_ref": {"actor": actor, "rollout": rollout},
-        }
-    )
-    trainer.global_steps, trainer.parameter_sync_step, trainer.use_critic = 1, 1, False
-    trainer._heartbeat, trainer.actor_rollout_wg = Mock(), Mock()
-    trainer.actor_rollout_wg.update_actor.return_value = TensorDict({"metrics": NonTensorData({"mfu": 1.0})})
+    trainer = trainer_of(batch=4, n=2, mini=2)
     multiple = trainer._get_required_batch_multiple(dp_size=2)
     length = -(-rows // multiple) * multiple
     batch = KVBatchMeta(keys=[str(row) for row in range(length)], tags=[{}] * length, partition_id="train")
