@@ -78,7 +78,7 @@ class Asking:
 def test_an_agent_and_its_items_are_carried_to_the_model_and_reach_no_image(plane, checkout, tmp_path):
     (tmp_path / "asking_agent.py").write_text(AGENT)
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"question": f"{n}?"}) + "\n" for n in range(3)))
-    words = [f"{tmp_path}/asking_agent.py:Asking", f"data={tmp_path}/asked.jsonl", "mode=sample", "n=3"]
+    words = [f"{tmp_path}/asking_agent.py:Asking", f"tasks={tmp_path}/asked.jsonl", "mode=sample", "n=3"]
     done = run_action(plane, checkout, "agent-bench", *words, *TINY)
     assert done.code == 0, done.stdout + done.stderr
     assert "finished       3 of 3" in done.stdout and "no fault was seen" in done.stdout
