@@ -40,6 +40,7 @@ class SearchTaskset(Taskset):
         turns: int,
     ) -> None:
         self._files: dict[str, str] = {"train": train, "eval": eval}
+        self.files = [Path(eval)]
         self.client = SearchClient(url, topk=topk, deadline_s=deadline_s)  # shared by all episodes
         self.response_limit, self.form, self.max_turns = response_limit, form, turns
         self.timeout_s = 2 * deadline_s

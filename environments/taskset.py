@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 
 from environments.episode import Episode
 from environments.row import Row, Split
@@ -19,6 +20,8 @@ class Taskset(ABC):
     """Whether training replaces groups of equal rewards, which teach nothing (`algorithm.filter_groups`)."""
     held_out: str = "The rows of the split eval are in no training split."
     """For the report: how evaluation differs from training."""
+    files: Sequence[Path] = ()
+    """What an evaluation's answers depend on besides the options, such as a file of tasks."""
     player: str = "verl_ext.episodes:play"
     """The `module:function` that plays a row with a model, if the environment builds its own token ids."""
 

@@ -47,7 +47,7 @@ class Agent:
     name: str
     play: Callable[[Any, Endpoint], Awaitable[Any]]
     """Play one task. Returns a reward, rewards by name, or a list with one for each model call."""
-    folder: Path | None = None  # the folder of its code, to tell its lines from library lines
+    file: Path | None = None  # of its code. A command has none
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def load_agent(name: str, options: Mapping[str, Any]) -> Agent:
     if not callable(found):
         raise EnvironmentUnusable(f"{name}: {place} has no function or class {member!r}; {_found_in(module)}")
     play = _of_class(name, found, options) if isinstance(found, type) else _of_function(name, found, options)
-    return Agent(name, play, Path(inspect.getfile(found)).resolve().parent)
+    return Agent(name, play, Path(inspect.getfile(found)).resolve())
 
 
 def _found_in(module: ModuleType) -> str:

@@ -49,6 +49,7 @@ class AgentTaskset(Taskset):
             raise EnvironmentUnusable(f"{self.name}: name its tasks, tasks=FILE (.jsonl or .parquet)")
         self._files: dict[Split, str | None] = {"train": data, "eval": eval_data}
         self.held_out = "its own file" if eval_data else f"every {_EVERY}th task"
+        self.files = [file for file in (self.agent.file, Path(eval_data or data)) if file is not None]
 
     def rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
         """The tasks of a split in an order by the seed. An item's `id` names its row, else its place."""

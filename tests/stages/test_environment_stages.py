@@ -16,6 +16,7 @@ from stage_run import RUN_LIMIT_S
 from transformers import AutoTokenizer
 
 from drzero.cli import main
+from drzero.ops.errors import UserError
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.environment import load_taskset
@@ -330,7 +331,8 @@ def evaluated(compose, start_peer, tiny_model):
     def evaluate(name, *chosen, env="number"):
         peer = start_peer("/v1/completions", complete, MODELS)
         endpoint = [f"endpoint={peer.url}/v1", f"tokenizer={tiny_model}", "solver.concurrency=4"]
-        config = compose("evaluate", f"env={env}", f"run.name={name}", *endpoint, *chosen)
+        named = [f"env={env}"] if env else []
+        config = compose("evaluate", *named, f"run.name={name}", *endpoint, *chosen)
         run_evaluate(config)
         return config, peer
 
@@ -388,6 +390,45 @@ def test_episodes_that_fail_are_counted_and_are_in_no_score(evaluated, tmp_path)
     assert reason.startswith("broken: Episode.respond raised KeyError") and "[row eval-2]" in reason
 
 
+GUESSING = """
+from openai import AsyncOpenAI
+
+async def guess(task, endpoint):
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        messages = [{"role": "user", "content": "Guess."}]
+        for turn in range(6):
+            asked = {"model": endpoint.model, "messages": messages}
+            said = (await client.chat.completions.create(**asked)).choices[0].message
+            if int(said.content) == task["number"]:
+                return {"exact": 1.0, "turns": turn + 1.0, "reward": 1.0}
+            if task["number"] == 13:
+                raise KeyError("unlucky")
+            messages.append(said.model_dump(exclude_none=True))
+            told = "Higher." if task["number"] > int(said.content) else "Lower."
+            messages.append({"role": "user", "content": told})
+"""
+
+
+def test_an_agent_of_ones_own_is_scored_and_an_edited_one_is_another(evaluated, tmp_path):
+    (tmp_path / "mine.py").write_text(GUESSING)
+    (tmp_path / "q.jsonl").write_text("".join(f'{{"number": {n}}}\n' for n in (25, 13, 12, 40)))
+    words = [f"agent={tmp_path}/mine.py:guess", f"tasks={tmp_path}/none.jsonl"]
+    words += [f"environment.options.eval_data={tmp_path}/q.jsonl"]
+    config, peer = evaluated("mine", *words, env=None)
+    report = report_of(config)
+    score = report["benchmarks"]["agent:mine.py:guess"]
+    assert (score["n"], score["em"], score["failed"], score["token_drift"]) == (3, 1.0, 1, 0)
+    assert score["parts"]["exact"] == score["reward"] == 1.0 and score["parts"]["turns"] > 1
+    (reason,) = report["failures"]
+    assert "it raised KeyError: 'unlucky' (" in reason and "mine.py" in reason
+    played = len(peer.requests)
+    run_evaluate(config)
+    assert len(peer.requests) == played + 4, "only the failed episode: two tries in each of two passes"
+    (tmp_path / "mine.py").write_text(GUESSING.replace("Guess.", "Guess now."))
+    with pytest.raises(UserError, match="files"):
+        run_evaluate(config)
+
+
 def test_compare_says_what_is_no_evaluation(tmp_path, capsys):
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 2
     assert "is no finished evaluation" in capsys.readouterr().err
@@ -415,3 +456,40 @@ def test_the_environment_of_the_docs_page_trains_two_steps(own, tiny_model, tmp_
     assert len(lines) == 16 and lines[0]["trajectory"]["turns"][0]["observation"]
     assert (tmp_path / "train_number_hf" / "config.json").is_file()
     assert (run / "summary.json").is_file()
+
+
+TWICE = """
+import random
+from openai import AsyncOpenAI
+
+begun = set()
+
+async def ask_twice(task, endpoint):
+    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+        for word in ("one", "two"):
+            asked = [{"role": "user", "content": word}]
+            await client.chat.completions.create(model=endpoint.model, messages=asked)
+    if task["number"] not in begun:
+        begun.add(task["number"])
+        raise LookupError("not yet")
+    return [random.random(), random.random()]
+"""
+
+
+@pytest.mark.slow("a start of the trainer")
+@pytest.mark.timeout(2 * RUN_LIMIT_S)
+def test_an_agent_of_ones_own_trains_two_steps_with_two_rows_an_episode(tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "twice.py").write_text(TWICE)
+    (tmp_path / "q.jsonl").write_text("".join(f'{{"number": {n}}}\n' for n in range(40)))
+    places = [f"paths.checkpoints={tmp_path}", f"base_model={tiny_model}"]
+    sizes = ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "rollout.max_tokens_per_turn=8"]
+    chosen = ["agent=twice.py:ask_twice", "tasks=q.jsonl", "hardware=cpu", "model=demo-policy", "steps=2"]
+    assert main(["train", *chosen, *places, *sizes, "process_env.OMP_NUM_THREADS=1"]) == 0
+    steps = read_metrics(tmp_path / "train_agent-twice.py-ask_twice")
+    assert sorted(steps) == [1, 2]
+    for step in steps.values():
+        assert step["drzero/rollout/rows"] == 32 and step["drzero/rollout/token_drift_rate"] == 0
+        assert (step["drzero/agent/rows"], step["drzero/agent/calls"]) == (2, 2)
+        assert step["drzero/failures/share"] == 0 and step["drzero/agent/begun_again"] > 0
+        assert step["actor/ppo_kl"] == pytest.approx(0, abs=1e-5) and step["actor/grad_norm"] > 0

@@ -83,7 +83,7 @@ async def play(agent: Agent, items: Sequence[Any], plan: Plan, recorder: Recorde
     ]
     player = _Player(agent, plan, recorder)
     began = time.perf_counter()
-    with LoopWatch(asyncio.get_running_loop(), agent.folder) as watch:
+    with LoopWatch(asyncio.get_running_loop(), agent.file and agent.file.parent) as watch:
         if plan.at_once:
             await asyncio.gather(*map(player.play, runs))
         else:
@@ -145,7 +145,7 @@ class _Player:
         return Failure(self._redacted(cause), self._place(first), self._redacted(trace))
 
     def _place(self, error: BaseException) -> str:
-        own = self._agent.folder
+        own = self._agent.file and self._agent.file.parent
         frames = traceback.extract_tb(error.__traceback__)
         in_own = [
             one

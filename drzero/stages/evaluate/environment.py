@@ -4,11 +4,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from drzero.recipe.environment import limits_of, load_taskset, rows_of
+from drzero.recipe.fingerprint import fingerprint
 from drzero.stages.evaluate import Records
 from drzero.stages.evaluate.environment_scores import environment_table, score_episodes
 from drzero.stages.evaluate.evaluation import Evaluation, Scores
@@ -50,7 +52,7 @@ def environment_evaluation(config: DictConfig, model: StageModel) -> Evaluation:
     return Evaluation(
         jobs=rows_of(taskset, "eval", config.num_examples, config.data.seed),
         key=lambda row: row.id,
-        conditions=episode_conditions(config, model.identity),
+        conditions=episode_conditions(config, model.identity, taskset.files),
         to_do=f"{taskset.name}: {{total}} rows, {{missing}} of them still to play",
         agent=open_agent,
         record=partial(episode_record, taskset.name),
@@ -59,8 +61,8 @@ def environment_evaluation(config: DictConfig, model: StageModel) -> Evaluation:
     )
 
 
-def episode_conditions(config: DictConfig, model: str) -> dict[str, Any]:
-    """Model, environment, and the limits and sampling of an episode."""
+def episode_conditions(config: DictConfig, model: str, files: Sequence[Path]) -> dict[str, Any]:
+    """Model, environment with its files, and the limits and sampling of an episode."""
     keys = ["solver.temperature", "rollout.max_tokens_per_turn", "data.max_prompt_length"]
     keys += ["data.max_response_length", "solver.max_context_tokens"]
     keys += [] if config.endpoint else ["solver.engine", "solver.dtype"]
@@ -70,7 +72,8 @@ def episode_conditions(config: DictConfig, model: str) -> dict[str, Any]:
     options = environment["options"].items()
     environment["options"] = {name: value for name, value in options if name not in ("url", "search_url")}
     chosen = {key: OmegaConf.select(config, key) for key in keys}
-    return {"model": model, "environment": environment, **chosen}
+    contents = {file.name: fingerprint(file) for file in files}
+    return {"model": model, "environment": environment, "files": contents, **chosen}
 
 
 def episode_record(environment: str, row: Row, attempt: EpisodeAttempt) -> dict[str, Any]:
