@@ -20,12 +20,14 @@ import pytest
 import yaml
 from _pytest.mark import ParameterSet
 from conftest import unused_port
+from families import family
 from hydra import initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback_hub import NO_HUB, LoopbackHub
 from omegaconf import DictConfig
 from preflight_world import World, save_model_folder, write_prompts
+from transformers import AutoTokenizer
 
 from data.parquet_io import TRAINING_SCHEMA
 from drzero.ops.resources.cgroup import memory_limit
@@ -95,6 +97,10 @@ def write_calls_as_xml(model: Path) -> None:
     (model / "chat_template.jinja").write_text(template.replace(ours, "<function=' ~ function.name ~ '>'"))
 
 
+def as_family(name: str) -> Callable[[Path], Any]:
+    return lambda model: family(AutoTokenizer.from_pretrained(model), name).save_pretrained(model)
+
+
 def lose_shard(model: Path) -> None:
     weight_map = {"a": "model.safetensors", "b": "model-00002.safetensors"}
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
@@ -149,6 +155,8 @@ DAMAGE: dict[str, Callable[[World, Path], Any]] = {
     "template without tools": lambda world, folder: damage_model(
         world, folder, lambda model: (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     ),
+    "mistral": lambda world, folder: damage_model(world, folder, as_family("mistral")),
+    "gemma": lambda world, folder: damage_model(world, folder, as_family("gemma")),
     "template of another call format": lambda world, folder: damage_model(world, folder, write_calls_as_xml),
     "missing shard": lambda world, folder: damage_model(world, folder, lose_shard),
     "cut-off weights": lambda world, folder: damage_model(
