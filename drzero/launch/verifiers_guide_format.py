@@ -25,6 +25,10 @@ def _lengths(value: int) -> list[str]:
     return [f"data.max_prompt_length={prompt}", f"data.max_response_length={value - prompt}"]
 
 
+def _call_form(parser: str) -> list[str]:
+    return [f"environment.call_form={parser.removesuffix('_json')}"]  # vLLM's llama3_json
+
+
 def _logger(is_on: bool) -> list[str]:
     return [f"trainer.logger=[file,tensorboard{',wandb' if is_on else ''}]"]
 
@@ -38,7 +42,7 @@ class GuideKey:
     file: str | None = None
     hydra: tuple[str, ...] = ()
     note: str | None = None  # for the docs, where it is neither
-    convert: Callable[[Any], list[str]] | None = None  # makes the overrides, where it is neither
+    convert: Callable[[Any], list[str]] | None = None  # makes the overrides, where a value is not copied
 
     @property
     def ours(self) -> str:
@@ -82,7 +86,7 @@ KEYS = (
     GuideKey("vllm.block_size", (int,), hydra=_PAGE),
     GuideKey("vllm.enforce_eager", (bool,), hydra=(f"{_ROLLOUT}.enforce_eager",)),
     GuideKey("vllm.enable_auto_tool_choice", (bool,), note=_CALLS_NOTE),
-    GuideKey("vllm.tool_call_parser", (str,), hydra=("environment.call_form",)),
+    GuideKey("vllm.tool_call_parser", (str,), hydra=("environment.call_form",), convert=_call_form),
     GuideKey("wandb.project", (str,), hydra=("trainer.project_name",)),
     GuideKey("wandb.enabled", (bool,), note="`trainer.logger`", convert=_logger),
 )

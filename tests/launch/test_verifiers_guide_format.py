@@ -81,7 +81,7 @@ BECOMES: dict[str, tuple[Any, dict[str, Any]]] = {
     "vllm.block_size": (16, {"rollout.server_args.page_size": "16", "solver.server_args.page_size": "16"}),
     "vllm.enforce_eager": (False, {f"{ROLLOUT}.enforce_eager": "false"}),
     "vllm.enable_auto_tool_choice": (True, {}),
-    "vllm.tool_call_parser": ("xlam", {"environment.call_form": "xlam"}),
+    "vllm.tool_call_parser": ("llama3_json", {"environment.call_form": "llama3"}),
     "wandb.project": ("mine", {"trainer.project_name": "mine"}),
     "wandb.enabled": (False, {"trainer.logger": "[file,tensorboard]"}),
 }
