@@ -237,7 +237,7 @@ def _conversations(ctx: CheckContext) -> int | None:
             return int(math.ceil(rows / config.partitions) * config.samples)
         if ctx.stage == "preview":
             return int(config.rows * (1 + config.solver.attempts))
-        if ctx.plays:
+        if ctx.plays and ctx.stage == "evaluate":
             return config.num_examples or None
         if ctx.stage == "evaluate":
             return sum(_questions(config, str(source)) for source in config.benchmarks)
