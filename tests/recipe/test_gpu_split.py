@@ -74,7 +74,7 @@ def test_without_the_key_all_gpus_do_both(said):
         ("machine.serve_gpus=[]", "no GPU would sample: leave it out"),
         ("machine.serve_gpus=[4,4]", "an id is given twice"),
         ("machine.serve_gpus=[8]", "GPUs 0 to 7, without a GPU 8: number them among those of the run"),
-        ("machine.serve_gpus=-1", "not a number of GPUs, a list of their ids, or null"),
+        ("machine.serve_gpus=-1", "not a number of GPUs or a list of their ids, or null"),
         ("machine.serve_gpus=half", "not a number of GPUs"),
         ("machine.serve_gpus=4 mode=sync", "leave mode= out"),
         ("machine.serve_gpus=4 mode=colocate_async", "leave mode= out"),

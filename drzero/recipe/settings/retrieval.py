@@ -26,9 +26,8 @@ class Chroma:
     path: Any = key(
         "${paths.corpus}/chromadb",
         "The index's folder, or a server: http(s)://HOST[:PORT]. Chroma Cloud: "
-        "https://api.trychroma.com/TENANT/DATABASE with CHROMA_API_KEY set. "
-        "With shards, also a list of places.",
-        pattern=(r"(?!None$)(?!\{).+", "a folder, an address, or a list of them"),
+        "https://api.trychroma.com/TENANT/DATABASE with CHROMA_API_KEY set.",
+        pattern=(r"(?!None$)(?!\{).+", "a folder, an address, or a list of them for shards"),
     )
     collection: str = key("corpus", "Its collection.", results=CONVERSING)
     shards: int = key(
@@ -51,8 +50,7 @@ class Faiss:
     nprobe: int = key(64, "Lists searched per query (IVF).", low=1, results=CONVERSING)
     device: str = key(
         "cpu",
-        "Where to search. cuda needs faiss-gpu and an index that fits; otherwise it stays on the CPU and the "
-        "log says why.",
+        "Where to search. Without faiss-gpu, or room for the index, cuda falls back to the CPU.",
         pattern=(r"cpu|cuda(:\d+)?", "cpu, cuda or cuda:N"),
     )
 

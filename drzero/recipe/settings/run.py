@@ -25,9 +25,9 @@ class Machine:
     gpus: int = key(8, "GPUs a stage uses per machine; on a CPU, training processes.", low=1)
     serve_gpus: Any = key(
         None,
-        "GPUs of each machine that only sample while the others train: how many, or a list of ids. It sets "
-        "mode=separate_async (docs/machines.md).",
-        pattern=(r"None|\d+|\[(\d+(, \d+)*)?\]", "a number of GPUs, a list of their ids, or null"),
+        "GPUs of each machine that only sample while the others train, with mode=separate_async "
+        "(docs/machines.md).",
+        pattern=(r"None|\d+|\[(\d+(, \d+)*)?\]", "a number of GPUs or a list of their ids, or null"),
         pace=True,
     )
     nodes: int = key(1, "Machines; more than one form a Ray cluster (docs/scale.md).", low=1)

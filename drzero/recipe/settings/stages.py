@@ -22,11 +22,11 @@ class Common:
     hop_ratio: list[int] = key([4, 3, 2, 1], "Weights of questions with 1, 2, 3, … hops.", low=0)
     steps_per_iteration: int = key(50, "Training steps per iteration.", low=1)
     log_level: str = key("WARNING", "Log level everywhere.", choices=("DEBUG", "INFO", "WARNING", "ERROR"))
-    verbose: bool = key(False, "Print each component's output, prefixed with its name. Logs always have it.")
+    verbose: bool = key(False, "Print each component's output, which its log always has.")
     fused_head: bool = key(
         True,
-        "Compute log-probabilities on a GPU without whole logits. Set false for a model whose head is not "
-        "tied to its embeddings: veRL 0.9.1 cannot fuse it.",
+        "Compute log-probabilities on a GPU without whole logits: false for a model whose head is not tied "
+        "to its embeddings.",
     )
     process_env: dict[str, Any] = key({}, "Environment variables of all processes. hardware= adds some.")
     paths: Paths = group(Paths)
@@ -58,15 +58,15 @@ class Challenger:
     method: str = key("hrpo", _METHOD_DOC, results=("challenger",), **_METHODS)
     open_book_check: bool = key(
         False,
-        "A question earns difficulty only if the solver, shown the challenger's passages, gives its answer: "
-        "otherwise a wrong label looks like a hard question (Search Self-Play, arXiv 2510.18821).",
+        "A question earns difficulty only if the solver, shown the challenger's passages, gives its answer "
+        "(Search Self-Play, arXiv 2510.18821).",
         results=("challenger",),
         run=True,
     )
     hop_check: bool = key(
         False,
         "A multi-hop question earns difficulty only if each further hop was searched for, the answer is not "
-        "in the document, and no single search leads to it (docs/learning.md). Off as published.",
+        "in the document, and no single search leads to it (docs/learning.md).",
         results=("challenger",),
         run=True,
     )
@@ -137,8 +137,7 @@ class Indexing:
     chunk_overlap: int = key(32, "Tokens repeated between chunks.", low=0)
     kind: str = key(
         "flat",
-        "FAISS index type: flat is exact, hnsw is faster on a CPU and larger, ivfpq takes a sixteenth of the "
-        "memory and finds less.",
+        "FAISS index type: flat is exact, hnsw faster on a CPU and larger, ivfpq smallest, but finds less.",
         choices=("flat", "hnsw", "ivfpq"),
     )
     workers: int = key(1, "Embedding processes. More than one use Ray, at RAY_ADDRESS or here.", low=1)
@@ -164,8 +163,8 @@ class PrepareData:
 
     source: str | None = key(
         None,
-        "Corpus to index first: a file, folder or glob, a hub data set (OWNER/NAME), or a Chroma "
-        "(docs/retrieval.md). null uses the existing index.",
+        "Corpus to index first: a file, folder, glob, hub data set or Chroma (docs/retrieval.md). null uses "
+        "the existing index.",
     )
     fields: SourceFields = group(SourceFields)
     on_bad: str = key("stop", "Unusable records: stop lists all, skip drops them.", choices=("stop", "skip"))
@@ -188,8 +187,7 @@ class PrepareData:
 _WITH_ENDPOINT = ("synthesize", "evaluate", "preview")
 _ENDPOINT_MODEL = "Model name at the endpoint; null takes its only one."
 _ENDPOINT = (
-    "OpenAI-compatible server to use instead of starting one, such as http://127.0.0.1:8001/v1. For a server "
-    "at a new address, set another run.name."
+    "OpenAI-compatible server to use, such as http://127.0.0.1:8001/v1. For another, set another run.name."
 )
 
 
@@ -214,13 +212,10 @@ class EitherEndpoint(Endpoint):
 
     api: str = key(
         "completions",
-        "How to talk to the endpoint: completions sends token ids and needs tokenizer=, chat sends messages "
-        "and the search tool.",
+        "completions sends the endpoint token ids and needs tokenizer=, chat sends it messages and tools.",
         choices=("completions", "chat"),
     )
-    tokenizer: str | None = key(
-        None, "Tokenizer of the endpoint's model (api=completions).", results=("evaluate",)
-    )
+    tokenizer: str | None = key(None, "Tokenizer of the endpoint's model.", results=("evaluate",))
 
 
 @dataclass
@@ -288,8 +283,7 @@ class Gates:
     pairing: bool = key(True, "Each written row's parts still belong together.", **_SYNTHESIZE)
     open_book: bool = key(
         False,
-        "The solver gives the same answer from the challenger's passages. A weak solver refuses more right "
-        "pairs than wrong ones (bench/README.md).",
+        "The solver gives the same answer from the challenger's passages. A weak one refuses right pairs.",
         **_SYNTHESIZE,
     )
     open_book_model: str = key(_PREVIOUS_SOLVER, "Solver for open_book.")
@@ -387,9 +381,7 @@ class ServeAgent(Ask):
 
     port: int | None = key(8090, "Port; null takes any free one.", low=1024, high=65535)
     host: str = key("127.0.0.1", "Address to bind. Any other needs AGENT_TOKEN.")
-    sources_in_text: bool = key(
-        True, "List the sources below a chat's answer too: many clients show no annotations."
-    )
+    sources_in_text: bool = key(True, "List the sources below a chat's answer too.")
 
 
 @dataclass
@@ -400,7 +392,7 @@ class ServeModel:
     host: str = key("127.0.0.1", "Address to bind.")
     background: bool = key(False, "Return once the server answers, and leave it running.")
     served_name: str | None = key(None, "Model name in requests; null is the hub id or folder name.")
-    call_form: str = key("auto", _CALL_FORM, choices=_FORMS)
+    call_form: str = key("auto", "How the model writes calls, as environment.call_form.", choices=_FORMS)
 
 
 @dataclass
@@ -411,8 +403,8 @@ class AgentBench:
     agent_options: dict[str, Any] = key({}, "Arguments of the function or class, by name.")
     run_mode: str = key(
         "single",
-        "Written mode=. single shows every model call of one item; sample runs n items in turn; concurrent "
-        "runs batch_size × group_size at once; rollout uses a stage's own trainer.",
+        "Written mode=: single shows each model call of one item, sample runs n items in turn, concurrent "
+        "batch_size × group_size at once, rollout in a stage's own trainer.",
         choices=("single", "sample", "concurrent", "rollout"),
     )
     tasks: str | None = key(None, "File of tasks; null is a question or the environment's rows.")
@@ -429,15 +421,18 @@ class AgentBench:
     environment: Environment = group(Environment)
 
 
+_OF_THE_STAGE = "Overrides of this stage."
+
+
 @dataclass
 class LoopStages:
     """Overrides of single stages, applied before the command line's."""
 
-    challenger: list[str] = key([], "Overrides of challenger stages.")
-    synthesize: list[str] = key([], "Overrides of synthesize stages.")
-    solver: list[str] = key([], "Overrides of solver stages.")
-    merge: list[str] = key([], "Overrides of merge stages.")
-    evaluate: list[str] = key([], "Overrides of evaluate stages.")
+    challenger: list[str] = key([], _OF_THE_STAGE)
+    synthesize: list[str] = key([], _OF_THE_STAGE)
+    solver: list[str] = key([], _OF_THE_STAGE)
+    merge: list[str] = key([], _OF_THE_STAGE)
+    evaluate: list[str] = key([], _OF_THE_STAGE)
 
 
 @dataclass
