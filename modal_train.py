@@ -46,8 +46,9 @@ def _plan() -> tuple[Words | None, Request | None, ImageExtras, dict[str, str]]:
         if words is not None:
             check_token(words.action, words.open, ROOT)
         extras = ImageExtras.of(read_runfile(words.config_path if words else None).image)
-        extras = with_packages_of(request.env if request else None, extras)
         if request is not None:
+            has_agent = any(word.startswith("agent=") for word in request.command)
+            extras = with_packages_of("agent" if has_agent else request.env, extras)
             command, files = carried(request.command)
             request = dataclasses.replace(request, command=tuple(command))
             extras = dataclasses.replace(extras, scripts=(*extras.scripts, *files))

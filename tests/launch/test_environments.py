@@ -259,6 +259,7 @@ class TestWhatFollows:
     def test_packages_of_an_environment_are_added_to_the_image(self):
         mine = ImageExtras(pip=("mine==1.0",))
         assert with_packages_of("wordle", mine) == with_packages_of(None, mine) == mine
+        assert with_packages_of("agent", mine).pip == ("openai", *mine.pip)
         of_library = with_packages_of("verifiers:gsm8k", mine)
         assert of_library.pip == (f"verifiers[ta]=={pinned('verifiers')}", "mine==1.0")
         assert with_packages_of("bfcl-single-turn", mine).alone == (f"bfcl-eval=={pinned('bfcl-eval')}",)

@@ -94,7 +94,8 @@ def test_an_agent_that_does_not_load_costs_no_machine(plane, checkout, tmp_path)
     done = run_action(plane, checkout, "agent-bench", f"{tmp_path}/broken.py:Asking")
     assert done.code == 1 and "No module named 'nowhere_to_be_found'" in done.stdout
     assert "preflight found errors (see above); no machine was requested" in done.stderr
-    assert plane.calls[-1].function == "ask"
+    call = plane.calls[-1]
+    assert call.function == "ask" and "openai" in "\n".join(call.spec.image.commands)
 
 
 def test_files_that_overrides_name_are_found_in_the_container(tmp_path, monkeypatch):

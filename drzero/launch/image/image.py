@@ -22,6 +22,7 @@ from drzero.launch.image.pins import (
     GPU_ONLY,
     GPU_PINS,
     IMAGE_BUILDER,
+    OF_AGENTS_PIP,
     OF_ENVIRONMENTS_ALONE,
     OF_ENVIRONMENTS_PIP,
     SGLANG_IMAGE,
@@ -73,9 +74,10 @@ def with_packages_of(env: str | None, extras: ImageExtras) -> ImageExtras:
     """The additions, plus the packages an environment needs."""
     family = (env or "").partition(":")[0]
     pip, alone = OF_ENVIRONMENTS_PIP.get(family, ()), OF_ENVIRONMENTS_ALONE.get(family, ())
+    of_agents = OF_AGENTS_PIP if family == "agent" else ()
     return replace(
         extras,
-        pip=(*(f"{name}=={pinned(name.partition('[')[0])}" for name in pip), *extras.pip),
+        pip=(*of_agents, *(f"{name}=={pinned(name.partition('[')[0])}" for name in pip), *extras.pip),
         alone=(*(f"{name}=={pinned(name)}" for name in alone), *extras.alone),
     )
 

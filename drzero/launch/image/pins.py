@@ -126,6 +126,8 @@ ADDED = tuple(_ADDED.split())
 
 OF_ENVIRONMENTS_PIP = {"verifiers": ("verifiers[ta]",)}
 """Packages of a family of environments, installed with their dependencies."""
+OF_AGENTS_PIP = ("openai",)
+"""What an agent of the user's mostly imports, in any version: SGLang's image keeps its own."""
 OF_ENVIRONMENTS_ALONE = dict.fromkeys(("bfcl-single-turn", "bfcl-multi-turn"), ("bfcl-eval",))
 """Installed without dependencies, which would change others: bfcl-eval pins numpy 1.26.4."""
 
