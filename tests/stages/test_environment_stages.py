@@ -374,6 +374,7 @@ def test_its_report_shows_every_episode_with_what_the_environment_said(evaluated
     assert len(shown) == 3 and unreadable == []
     for trajectory in shown:
         assert trajectory.parts == {"exact": 1.0, "near": 0.2} and trajectory.failures == []
+        assert re.fullmatch(r"eval-\d+: .*number.*", trajectory.question) and trajectory.answer.isdecimal()
         page = render(trajectory)
         assert trajectory.key in page and "exact" in page
         assert ("Higher." in page or "Lower." in page) == (len(trajectory.conversation.turns) > 1)

@@ -24,6 +24,8 @@ from drzero.runs.run_folder import RunFolder
 from drzero.stages.evaluate import ANSWERS
 from drzero.stages.examples import CHALLENGED, DumpLine, difficulty, shortcut
 from drzero.stages.result import FOUND, SAMPLES
+from environments.turn_text import after_thinking
+from verl_ext.method.answers import extract_last_tag
 from verl_ext.method.challenger_reward import extract_pair
 from verl_ext.method.trajectory import Trajectory as Conversation
 
@@ -32,6 +34,7 @@ _REFUSED = shape({"sample": Step, "reasons": list[str]})
 RejectLine = shape({"prompt_index": Step, "hop": Step, "doc_id": str | None, "samples": list[_REFUSED]})  # type: ignore[valid-type]
 """A line of `rejects.jsonl` as its readers need it."""
 _KEY = re.compile(r"(.+)_(\d{1,9})")
+_SHOWN = 200  # characters of a message that stands for a question or an answer
 PARTS = ("difficulty", "format", "think", "tool", "answer_part", "f1")
 
 
@@ -233,13 +236,22 @@ def _rollout(record: Record, **at: Any) -> Trajectory:
         score=reward["score"],
         valid=reward.get("valid", True),
         reward=reward,
-        question=_text(record.get("question")),
-        answer=reward.get("answer"),
+        **_asked(record, record.get("question"), reward.get("answer")),
         targets=tuple(record.get("targets") or ()),
         doc_id=_text(record.get("doc_id")),
         document=record.get("document"),
         attempts=tuple(map(_attempt, record.get("attempts") or ())),
     )
+
+
+def _asked(record: Record, question: Any, answer: Any) -> dict[str, Any]:
+    """The question and answer. An environment's row has an id and what its episode began and ended with."""
+    said = record["trajectory"]
+    if opened := [one["content"] for one in said.get("opening", ()) if one["role"] == "user"]:
+        last = after_thinking(said["turns"][-1]["text"]) if said["turns"] else ""
+        question = f"{question}: {' '.join(opened[-1].split())[:_SHOWN]}"
+        answer = extract_last_tag(last, "answer") or " ".join(last.split())[:_SHOWN]
+    return {"question": _text(question), "answer": _text(answer)}
 
 
 def _text(value: Any) -> str | None:
@@ -300,9 +312,7 @@ def _answered(record: Record, **at: Any) -> Trajectory:
         hop=int(record.get("hop") or 0),
         score=float(record["right"]),
         reward={name: record[name] for name in ("f1", "parts", "undeclared_calls") if name in record},
-        # An environment's rows have no question and no answer, but an id.
-        question=_text(record.get("question", record["key"])),
-        answer=_text(record.get("answer")),
+        **_asked(record, record.get("question", record["key"]), record.get("answer")),
         targets=tuple(map(str, record.get("targets", ()))),
         doc_id=str(record["benchmark"]),
     )
