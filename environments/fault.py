@@ -24,12 +24,22 @@ class EnvironmentUnusable(UserError):
 
 def one_line(error: BaseException) -> str:
     """An exception as one line: class, message, and the place in the environment's code."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    trace = error.__traceback__
+    if isinstance(error, BaseExceptionGroup):  # whose own text is how many there are
+        return one_line(error.exceptions[0])
+    text = " ".join(f"{type(error).__name__}: {_text(error)}".split())
+    trace = None if isinstance(error, SyntaxError) else error.__traceback__  # its text has the place
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     place = "" if trace is None else f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
     return encodable(text[:300] + place)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    # The class may be the user's own.
+    except Exception:
+        return "(its text cannot be read)"
 
 
 async def guarded(what: str, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> Any:

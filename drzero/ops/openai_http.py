@@ -58,9 +58,10 @@ def only(*allowed: Any) -> AfterValidator:
 
 
 def refusal(error: ValidationError) -> RequestRefused:
-    """The first error of a request, and its place."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    place = ".".join(map(str, first["loc"]))
+    """A request's error that says most about its place, and that place."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = max(errors, key=lambda one: len(one["loc"]))  # a union has one error for each of its kinds
+    place = ".".join(part for part in map(str, first["loc"]) if "[" not in part)
     code = "unsupported_value" if first["type"] == "unsupported" else None
     message = first["msg"]
     if first["type"] == "extra_forbidden":

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from reprlib import repr as short_repr  # whatever a value's own repr does
 from typing import Any
 
 
@@ -60,10 +61,10 @@ class RewardRule:
     def fault(self, returned: Any) -> str | None:
         """The fault of a run's return value, if any."""
         if isinstance(returned, Mapping):
-            named = [(f"the reward {name!r:.40}", value) for name, value in returned.items()]
+            named = [(f"the reward {short_repr(name):.40}", value) for name, value in returned.items()]
             if wrong := next((name for name in returned if not isinstance(name, str)), None):
-                return f"a reward's name is {wrong!r:.40}, not text"
-        elif isinstance(returned, Sequence) and not isinstance(returned, str):
+                return f"a reward's name is {short_repr(wrong):.40}, not text"
+        elif isinstance(returned, Sequence) and not isinstance(returned, str | bytes | bytearray):
             named = [(f"the reward of call {n}", value) for n, value in enumerate(returned, start=1)]
         else:
             return self._fault_of(returned, "the reward")
@@ -74,20 +75,27 @@ class RewardRule:
     def _fault_of(self, value: Any, what: str) -> str | None:
         # A trainer would read True as 1.0, whatever was meant.
         if isinstance(value, bool) or not isinstance(value, Real):
-            return f"{what} is {value!r:.40} ({type(value).__name__}), not a number"
-        if not math.isfinite(value):
-            return f"{what} is {value}"
-        if not self.low <= float(value) <= self.high:
+            return f"{what} is {short_repr(value):.40} ({type(value).__name__}), not a number"
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            return f"{what} is {number}"
+        if not self.low <= number <= self.high:
             return f"{what} is outside {self.low:g} to {self.high:g}"
         return None
 
 
 def total(returned: Any, weights: Mapping[str, float] | None = None) -> float:
-    """A reward as one number: the sum of a list, a dict's parts by weight, its `reward`, or its mean."""
+    """A reward as one number: the sum of a list, a dict's parts by weight, its `reward`, or its mean.
+
+    Parts that are finite may add up to infinity or NaN.
+    """
     if isinstance(returned, Mapping):
         if weights:
-            return math.fsum(weights.get(name, 0.0) * float(value) for name, value in returned.items())
-        return float(returned.get("reward", math.fsum(returned.values()) / len(returned)))
+            return float(sum(weights.get(name, 0.0) * float(value) for name, value in returned.items()))
+        return float(returned.get("reward", sum(map(float, returned.values())) / len(returned)))
     if isinstance(returned, Sequence):
-        return math.fsum(returned)
+        return float(sum(map(float, returned)))
     return float(returned)

@@ -10,8 +10,11 @@ import inspect
 import json
 import os
 import shlex
+import shutil
+import signal
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +43,7 @@ def load_agent(name: str, options: Mapping[str, Any]) -> Agent:
     A function gets `options` as arguments of its own, a class as those of its constructor.
     """
     if name.startswith(COMMAND):
-        return Agent(name, partial(_run_command, shlex.split(name.removeprefix(COMMAND))))
+        return Agent(name, partial(_run_command, _words(name)))
     place, _, member = name.partition(":") if ":" in name else name.rpartition(".")
     if not place or not member:
         raise EnvironmentUnusable(f"{name!r} names no agent: write module:function, or path.py:function")
@@ -49,7 +52,25 @@ def load_agent(name: str, options: Mapping[str, Any]) -> Agent:
     if not callable(found):
         raise EnvironmentUnusable(f"{name}: {place} has no function or class {member!r}; {_found_in(module)}")
     play = _of_class(name, found, options) if isinstance(found, type) else _of_function(name, found, options)
-    return Agent(name, play, Path(inspect.getfile(found)).resolve())
+    return Agent(name, play, Path(_source(found) or str(module.__file__)).resolve())
+
+
+def _words(name: str) -> list[str]:
+    try:
+        words = shlex.split(name.removeprefix(COMMAND))
+    except ValueError as error:
+        raise EnvironmentUnusable(f"{name}: {error}") from error
+    program = words[0] if words else ""
+    if shutil.which(program) is None:
+        raise EnvironmentUnusable(f"{name}: there is no program {program!r} here")
+    return words
+
+
+def _source(found: Callable[..., Any]) -> str | None:
+    try:
+        return inspect.getfile(inspect.unwrap(found))
+    except TypeError:  # a functools.partial
+        return None
 
 
 def _found_in(module: ModuleType) -> str:
@@ -73,6 +94,7 @@ def _of_class(name: str, cls: type, options: Mapping[str, Any]) -> _Play:
     if not callable(run):
         raise EnvironmentUnusable(f"{name} has no method run: an agent has `{wanted}`")
     _check(f"{name}.run", run, wanted, None, {}, **vars(Endpoint("", "")))
+    _check_fits(name, cls, "its constructor gets the agent's options alone", **options)
 
     async def play(task: Any, endpoint: Endpoint) -> Any:
         return await cls(**options).run(task, **vars(endpoint))
@@ -83,22 +105,29 @@ def _of_class(name: str, cls: type, options: Mapping[str, Any]) -> _Play:
 def _check(name: str, function: Callable[..., Any], wanted: str, *arguments: Any, **named: Any) -> None:
     if not inspect.iscoroutinefunction(function):
         raise EnvironmentUnusable(f"{name} is not async: an agent is `{wanted}`")
+    _check_fits(name, function, f"an agent is `{wanted}`", *arguments, **named)
+
+
+def _check_fits(name: str, called: Callable[..., Any], wanted: str, *arguments: Any, **named: Any) -> None:
     try:
-        inspect.signature(function).bind(*arguments, **named)
+        inspect.signature(called).bind(*arguments, **named)
     except TypeError as error:
-        raise EnvironmentUnusable(f"{name} does not fit ({error}): an agent is `{wanted}`") from error
+        raise EnvironmentUnusable(f"{name} does not fit ({error}): {wanted}") from error
 
 
 async def _run_command(words: Sequence[str], task: Any, endpoint: Endpoint) -> Any:
-    """Raises RuntimeError with the end of its standard error."""
+    """Raises RuntimeError with the end of its standard error. What it started ends with it."""
     pipe = asyncio.subprocess.PIPE
     env = {**os.environ, **endpoint.environ}
-    process = await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe, stderr=pipe, env=env)
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True
+    )
     try:
         out, err = await process.communicate(json.dumps(task).encode())
     finally:
-        if process.returncode is None:
-            process.kill()
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
     if process.returncode:
         said = err.decode(errors="replace").strip()[-300:]
         raise RuntimeError(f"the command exited with {process.returncode}: {said}")
@@ -121,8 +150,8 @@ def _imported(module: str, name: str) -> ModuleType:
                 f"{name}: there is no module {module!r} here or among the packages"
             ) from error
         raise EnvironmentUnusable(f"{name} cannot be imported: {one_line(error)}") from error
-    # Any error in the user's code is reported in one line with its place.
-    except Exception as error:
+    # Any error in the user's code is reported in one line with its place. A script may also exit.
+    except (Exception, SystemExit) as error:
         raise EnvironmentUnusable(f"{name} cannot be imported: {one_line(error)}") from error
 
 
@@ -139,7 +168,7 @@ def _from_file(file: Path, name: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     # As above.
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EnvironmentUnusable(f"{name} cannot be imported: {one_line(error)}") from error
     return module
 

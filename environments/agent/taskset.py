@@ -1,6 +1,9 @@
 """An agent of your own as an environment: its tasks are rows of a file, and it plays itself."""
 
+import json
+import math
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,8 @@ class AgentTaskset(Taskset):
         """
         self.name, self.max_turns, self.timeout_s = f"agent:{name}", max_calls, float(timeout_s)
         self.agent = load_agent(name, dict(arguments or {}))
-        self.weights, self._solved_at, self.tries = dict(weights or {}), solved_at, tries
+        self.weights = {part: float(weight) for part, weight in dict(weights or {}).items()}
+        self._solved_at, self.tries = float(solved_at), int(tries)
         self.needs_retrieval, self.search_url = search, search_url if search else None
         if data is None:
             raise EnvironmentUnusable(f"{self.name}: name its tasks, tasks=FILE (.jsonl or .parquet)")
@@ -53,12 +57,14 @@ class AgentTaskset(Taskset):
 
     def rows(self, split: Split, n: int | None, seed: int) -> Sequence[Row]:
         """The tasks of a split in an order by the seed. An item's `id` names its row, else its place."""
-        own = self._files[split]
-        items = list(enumerate(load_items(Path(own or str(self._files["train"])))))
+        file = self._files[split] or str(self._files["train"])
+        rows = [_row(file, item, f"{split}-{place}") for place, item in enumerate(load_items(Path(file)))]
+        if twice := [name for name, times in Counter(row.id for row in rows).items() if times > 1]:
+            raise EnvironmentUnusable(f"tasks={file}: more than one task has the id {twice[0]!r}")
         if self._files["eval"] is None:
-            items = [pair for pair in items if (pair[0] % _EVERY == _EVERY - 1) == (split == "eval")]
-        random.Random(seed).shuffle(items)
-        return [Row(str(item.get("id", f"{split}-{place}")), {"task": item}) for place, item in items[:n]]
+            rows = _half(file, rows, split)
+        random.Random(seed).shuffle(rows)
+        return rows[:n]
 
     def episode(self, row: Row) -> Episode:
         """Never called, since the agent plays."""
@@ -73,7 +79,26 @@ class AgentTaskset(Taskset):
         if unknown := set(self.weights) - set(returned if isinstance(returned, Mapping) else ()):
             return f"the weights name {sorted(unknown)}, and the agent returned no such reward"
         reward = total(returned, self.weights)
+        if not math.isfinite(reward):
+            return f"the reward adds up to {reward}"
         parts = (
             {name: float(value) for name, value in returned.items()} if isinstance(returned, Mapping) else {}
         )
         return Score(reward, reward >= self._solved_at, parts)
+
+
+def _row(file: str, task: Mapping[str, Any], place: str) -> Row:
+    try:
+        json.dumps(task)
+    except TypeError as error:  # a parquet file may have dates and bytes
+        raise EnvironmentUnusable(f"tasks={file}, {place}: {error}. Write it as text") from error
+    name = task.get("id")
+    return Row(place if name is None else str(name), {"task": task})
+
+
+def _half(file: str, rows: list[Row], split: Split) -> list[Row]:
+    held_out = rows[_EVERY - 1 :: _EVERY]
+    if split == "eval" and not held_out:
+        why = f"tasks={file} has {len(rows)} tasks, and every {_EVERY}th is held out: there is none"
+        raise EnvironmentUnusable(f"{why}. Name others, environment.options.eval_data=FILE")
+    return held_out if split == "eval" else [row for n, row in enumerate(rows, 1) if n % _EVERY]

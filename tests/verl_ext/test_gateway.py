@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import time
+from pathlib import Path
 
 import httpx
 import own_agents
@@ -305,6 +306,24 @@ async def exits(task, endpoint):
     raise SystemExit(3)
 
 
+async def gives_up(task, endpoint):
+    raise TimeoutError("no answer in time")
+
+
+async def fails_in_a_group(task, endpoint):
+    async with asyncio.TaskGroup() as group:
+        group.create_task(raises(task, endpoint))
+
+
+async def is_interrupted(task, endpoint):
+    raise BaseExceptionGroup("several", [KeyboardInterrupt("now")])
+
+
+async def adds_up_to_infinity(task, endpoint):
+    await chat(task, endpoint)
+    return [1e308, 1e308]
+
+
 async def asks_nothing(task, endpoint):
     return 1.0
 
@@ -369,6 +388,10 @@ async def begins_too_long(task, endpoint):
 NASTY = [
     (raises, "raised", "it raised ValueError: no such town"),
     (exits, "raised", "it raised RuntimeError: SystemExit: 3"),
+    (gives_up, "raised", "it raised TimeoutError: no answer in time"),
+    (fails_in_a_group, "raised", "it raised ValueError: no such town"),
+    (is_interrupted, "raised", "it raised RuntimeError: BaseExceptionGroup: several"),
+    (adds_up_to_infinity, "no_reward", "the reward adds up to inf"),
     (asks_nothing, "no_call", "it called its model not once"),
     (gives_nothing, "no_reward", "the reward is None (NoneType), not a number"),
     (gives_nan, "no_reward", "the reward is nan"),
@@ -403,6 +426,10 @@ COMMANDS = {
     "print('good')": "it raised RuntimeError: the command's last line is no reward: 'good'",
     "sys.exit('no town')": "it raised RuntimeError: the command exited with 1: no town",
     "time.sleep(60)": "it did not end within 3 s",
+    "print()": "it raised RuntimeError: the command's last line is no reward: ''",
+    "print(float('nan'))": "it raised RuntimeError: the command's last line is no reward: 'nan'",
+    "print('NaN')": "the reward is nan",
+    "print('x' * 5_000_000); print(1)": None,
 }
 
 
@@ -423,9 +450,27 @@ def test_an_agent_may_be_a_command_with_packages_of_its_own(line, fault, played,
     )
     assert len(model.log) == 1 and sum(row.response_mask) == len(model.log[0][1])
     if fault is None:
-        assert row.score.reward == 0.5 and row.score.parts == {"reward": 0.5, "seen": 0.0}
+        parts = {"reward": 0.5, "seen": 0.0} if "seen" in line else {}
+        assert row.score.parts == parts and row.score.reward == parts.get("reward", 1.0)
     else:
         assert row.score is None and fault in row.fault
+
+
+@pytest.mark.parametrize("end", ["time.sleep(60)", "print(1.0)"], ids=["hangs", "ends"])
+def test_what_a_command_started_ends_with_it(end, played, tmp_path):
+    script, started = tmp_path / "agent.py", tmp_path / "pid"
+    nothing = "stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL"
+    script.write_text(
+        "import pathlib, subprocess, time\n"
+        f"child = subprocess.Popen(['sleep', '60'], {nothing})\n"
+        f"pathlib.Path({str(started)!r}).write_text(str(child.pid))\n{end}\n"
+    )
+    played(load_agent(f"command: {sys.executable} {script}", {}).play, timeout_s=3)
+    state = Path(f"/proc/{started.read_text()}/stat")
+    until = time.monotonic() + 10
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":  # not reaped here
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_a_failed_episode_begins_again_and_that_is_counted(played):
@@ -441,6 +486,123 @@ def test_a_failed_episode_begins_again_and_that_is_counted(played):
     assert row.score.reward == 1.0 and len(set(begun)) == 2
     (fault,) = row.extra["agent"]["faults"]
     assert fault["name"] == "raised" and fault["text"].startswith("it raised ValueError: a moment")
+
+
+USER, SAID = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hm"}
+DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
+IMAGE = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]
+OLD_CALL = {"function": {"name": "search", "arguments": DEEP}}
+OLD_ITEM = {"type": "function_call", "name": "search", "call_id": "1", "arguments": DEEP}
+SERVERS_TOOL = {"type": "web_search_20250305", "name": "web_search"}
+SCHEMA = {"format": {"type": "json_schema", "name": "x", "schema": {}}}
+REQUESTS = [
+    ("chat/completions", {"messages": [USER, SAID]}, None),
+    ("chat/completions", {"messages": [{"role": "user", "content": None}]}, None),
+    ("chat/completions", {"messages": [{"role": "user", "content": IMAGE}]}, "messages.0.content.0.type:"),
+    ("chat/completions", {"messages": [USER], "max_tokens": 0}, "max_tokens: an answer has at least one"),
+    ("chat/completions", {"messages": [USER], "max_tokens": -5}, "max_tokens: an answer has at least one"),
+    ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [OLD_CALL]}]}, "RecursionError"),
+    ("responses", {"input": [{"role": "user", "content": None}]}, None),
+    ("responses", {"input": [{"content": "x"}]}, "a message's role is one of user, assistant"),
+    ("responses", {"input": [{"role": "robot", "content": "x"}]}, "a message's role is one of user"),
+    ("responses", {"input": [{"role": "user", "content": ["x"]}]}, "AttributeError"),
+    ("responses", {"input": [USER, OLD_ITEM]}, "RecursionError"),
+    ("responses", {"input": "hi", "text": SCHEMA}, "text.format: answers are text"),
+    ("responses", {"input": "hi", "text": {"format": {"type": "text"}, "verbosity": "low"}}, None),
+    ("responses", {"input": "hi", "max_output_tokens": 0}, "max_tokens: an answer has at least one"),
+    ("messages", {"messages": [USER, SAID]}, "messages: the last is the assistant's"),
+    ("messages", {"messages": [{"role": "user", "content": ""}]}, None),
+    ("messages", {"messages": [{"role": "user", "content": []}]}, None),
+    ("messages", {"messages": [USER], "tools": [SERVERS_TOOL]}, "tools.0.type: this server takes"),
+    ("messages", {"messages": [USER], "tool_choice": {"type": "any"}}, "tool_choice.type: this server takes"),
+    ("messages", {"messages": [USER], "tool_choice": {"type": "auto"}}, None),
+    ("messages/count_tokens", {"messages": [{"role": "user", "content": []}]}, None),
+    ("messages/count_tokens", {"messages": []}, "messages: List should have at least 1 item"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_answered_or_refused_in_words(stream, played):
+    async def agent(task, endpoint):
+        headers, told = {"x-api-key": endpoint.api_key}, []
+        async with httpx.AsyncClient(timeout=60) as client:
+            for path, body, _ in REQUESTS:
+                asked = body | ({"stream": True} if stream and "count" not in path else {})
+                told.append(await client.post(f"{endpoint.base_url}/{path}", json=asked, headers=headers))
+        for answer, (path, _, why) in zip(told, REQUESTS, strict=True):
+            assert answer.status_code == (400 if why else 200), (path, answer.text)
+            assert (why or "") in answer.text
+        return 1.0
+
+    rows, model = played(agent, *"a" * len(REQUESTS))
+    assert rows[0].fault is None and len(rows) == len(model.log)
+    assert not any(row.ended == "tokens" for row in rows)  # a refused limit is no lack of room
+
+
+def test_a_tool_that_is_not_to_be_called_is_not_shown(played):
+    async def agent(task, endpoint):
+        headers, sent = {"x-api-key": endpoint.api_key}, []
+        async with httpx.AsyncClient(timeout=60) as client:
+            for choice in ({"type": "none"}, None):
+                body = {"messages": [USER], "tools": [ANTHROPIC_TOOL], "tool_choice": choice}
+                answer = await client.post(f"{endpoint.base_url}/messages", json=body, headers=headers)
+                sent.append(answer.json()["usage"]["input_tokens"])
+        assert sent[0] < sent[1]
+        return 1.0
+
+    assert played(agent, "a", "b")[0][0].fault is None
+
+
+def test_messages_that_cannot_fit_hold_nobody_up(played):
+    async def agent(task, endpoint):
+        client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+        told = [{"role": "user", "content": "plan"}]
+        answer = await client.chat.completions.create(model="policy", messages=told)
+        told += [{"role": "assistant", "content": answer.choices[0].message.content}]
+        told += [{"role": "user", "content": "word " * 10_000_000}]
+        for messages in (told, told[-1:]):
+            began = time.monotonic()
+            with pytest.raises(BadRequestError, match=r"maximum context length: .*50000000 characters"):
+                await client.chat.completions.create(model="policy", messages=messages)
+            assert time.monotonic() - began < 10  # to tokenize them takes minutes
+        return 1.0
+
+    (row,), _ = played(agent, "a")
+    assert "its first messages are 50000000 characters, more than data.max_prompt_length=512" in row.fault
+    assert row.extra["agent"]["faults"][0]["name"] == "too_long"
+
+
+def test_who_calls_the_model_of_another_with_its_own_key_is_at_fault_and_not_the_other(tasks, tokenizer):
+    there, called = [], asyncio.Event()
+
+    async def agent(task, endpoint):
+        there.append(endpoint)
+        if len(there) == 1:
+            while not called.is_set():
+                await asyncio.sleep(0.01)
+            return await chat(task, endpoint)
+        headers = {"x-api-key": endpoint.api_key}
+        async with httpx.AsyncClient() as client:
+            url = f"{there[0].base_url}/chat/completions"
+            assert (await client.post(url, json={"messages": [USER]}, headers=headers)).status_code == 401
+        called.set()
+        return await chat(task, endpoint)
+
+    async def both():
+        taskset = AgentTaskset("own_agents:plain_openai", data=str(tasks), tries=1)
+        taskset.agent = Agent("own", agent)
+        rows = [Row(f"train-{n}", {"task": {"question": "Where is Vell?"}}) for n in range(2)]
+        model = Told(tokenizer, ["<answer>Vell</answer>"] * 2)
+        return await asyncio.gather(*(play_row(taskset, row, model, LIMITS) for row in rows))
+
+    found = [row for rows in asyncio.run(both()) for row in rows]
+    assert sorted(row.extra["agent"]["faults"][0]["name"] if row.fault else "" for row in found) == [
+        "",
+        "another_key",
+    ]
+    assert next(row.fault for row in found if row.fault).startswith(
+        "agent:own_agents:plain_openai: it called the model of another episode with its own key"
+    )
 
 
 def test_an_address_ends_with_its_episode(played):

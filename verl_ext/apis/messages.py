@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from drzero.ops.openai_http import RequestRefused
+from drzero.ops.openai_http import RequestRefused, only
 from environments.call import ToolSchema
 from verl_ext.apis.turn import Answer, Asked, sampling
 
@@ -34,10 +34,15 @@ class _Tool(BaseModel):
     name: str
     description: str = ""
     input_schema: dict[str, Any] = {"type": "object", "properties": {}}
+    type: Annotated[Any, only(None, "custom")] = None  # others are run by the vendor's server
 
     def shown(self) -> ToolSchema:
         function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
         return {"type": "function", "function": function}
+
+
+class _Choice(BaseModel):
+    type: Annotated[Any, only("auto", "none")]
 
 
 class MessagesRequest(BaseModel):
@@ -48,6 +53,7 @@ class MessagesRequest(BaseModel):
     max_tokens: int | None = None  # absent in a count of tokens
     system: str | list[_Block] = ""
     tools: list[_Tool] = []
+    tool_choice: _Choice | None = None
     stop_sequences: list[str] = []
     temperature: float | None = None
     top_p: float | None = None
@@ -60,11 +66,14 @@ def read(content: bytes) -> tuple[Asked, MessagesRequest]:
     request = MessagesRequest.model_validate_json(content)
     if request.stop_sequences:
         raise RequestRefused("stop_sequences: a turn ends where the model ends it")
+    if request.messages[-1].role == "assistant":
+        raise RequestRefused("messages: the last is the assistant's, and no turn is continued here")
     system = _text(request.system)
     messages = [{"role": "system", "content": system}] if system else []
     for said in request.messages:
         messages += _plain(said)
-    tools = tuple(tool.shown() for tool in request.tools)
+    hides = request.tool_choice is not None and request.tool_choice.type == "none"
+    tools = tuple(tool.shown() for tool in request.tools if not hides)
     return Asked(tuple(messages), tools, request.max_tokens, sampling(request)), request
 
 
@@ -105,13 +114,13 @@ def failed(refusal: RequestRefused) -> str:
 
 def _plain(said: _Said) -> Iterator[dict[str, Any]]:
     blocks = [_Block(type="text", text=said.content)] if isinstance(said.content, str) else said.content
-    for block in blocks:
-        if block.type == "tool_result":
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
+    results = [block for block in blocks if block.type == "tool_result"]
+    for block in results:
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
     text, used = _text(blocks), [block for block in blocks if block.type == "tool_use"]
     if used:
         yield {"role": said.role, "content": text, "tool_calls": [_as_call(block) for block in used]}
-    elif text:
+    elif text or not results:
         yield {"role": said.role, "content": text}
 
 

@@ -11,6 +11,7 @@ from drzero.ops.openai_http import RequestRefused, only, sse
 from verl_ext.apis.turn import Answer, Asked, sampling
 
 SILENCE = ": still at it\n\n"
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _NO_STATE = "it keeps no state: send the whole conversation as input"
 
 
@@ -22,6 +23,7 @@ class ResponsesRequest(BaseModel):
     instructions: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Annotated[Any, only(None, "auto", "none")] = None
+    text: dict[str, Any] | None = None
     max_output_tokens: int | None = None
     previous_response_id: str | None = None
     conversation: Any = None
@@ -37,6 +39,8 @@ def read(content: bytes) -> tuple[Asked, ResponsesRequest]:
     request = ResponsesRequest.model_validate_json(content)
     if request.previous_response_id or request.conversation or request.background:
         raise RequestRefused(f"previous_response_id, conversation, background: {_NO_STATE}")
+    if (form := ((request.text or {}).get("format") or {}).get("type", "text")) != "text":
+        raise RequestRefused(f"text.format: answers are text, and nothing holds them to {form!r}")
     messages = [{"role": "system", "content": request.instructions}] if request.instructions else []
     items = [{"role": "user", "content": request.input}] if isinstance(request.input, str) else request.input
     for item in items:
@@ -106,8 +110,10 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     """Add an item as a chat's message. Calls of one turn are one message, with its text."""
     kind = item.get("type", "message")
     if kind == "message":
-        role = "system" if item["role"] == "developer" else item["role"]
-        messages.append({"role": role, "content": _text(item["content"])})
+        role = _ROLES.get(item.get("role"))
+        if role is None:
+            raise RequestRefused(f"input: a message's role is one of {', '.join(_ROLES)}")
+        messages.append({"role": role, "content": _text(item.get("content") or "")})
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": ""})

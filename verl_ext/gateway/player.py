@@ -28,7 +28,7 @@ FAULTS: dict[str, str | tuple[str, ...]] = {
     "timed_out": "it did not end",
     "no_call": "it called its model not once",
     "too_many_calls": "it called the model more than",
-    "another_key": "its model was called with the key of another",
+    "another_key": ("its model was called with the key of another", "it called the model of another"),
     "too_long": "its first messages are",
     "no_reward": ("the reward", "a reward's name", "it returned", "the weights name"),
 }
@@ -96,18 +96,17 @@ async def _returned(agent: Agent, task: Any, endpoint: Endpoint, limit_s: float)
     """What the agent returned, and its fault."""
     thread = _Thread(lambda: agent.play(task, endpoint))
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(limit_s) as limit:
             return await thread.result(), None
-    except TimeoutError:
-        if not await thread.stop():
-            return None, f"it did not end within {limit_s:g} s, nor when it was cancelled"
-        return None, f"it did not end within {limit_s:g} s"
     except asyncio.CancelledError:
         await thread.stop()
         raise
     # An agent may raise anything, sys.exit included. Its episode fails and the run continues.
     except BaseException as error:
-        return None, f"it raised {one_line(error)}"
+        if not limit.expired():
+            return None, f"it raised {one_line(error)}"
+    stopped = await thread.stop()
+    return None, f"it did not end within {limit_s:g} s{'' if stopped else ', nor when it was cancelled'}"
 
 
 class _Thread:
@@ -126,7 +125,8 @@ class _Thread:
     async def stop(self) -> bool:
         """Cancel it. False if it does not end."""
         if self._loop is not None and self._task is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._task.cancel)
+            with suppress(RuntimeError):  # it has just been closed
+                self._loop.call_soon_threadsafe(self._task.cancel)
         await asyncio.wait({self._result}, timeout=_TO_STOP_S)
         if self._result.done():
             self._result.exception()  # heard, or asyncio would report it
@@ -140,6 +140,7 @@ class _Thread:
         except BaseException as raised:
             plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             error = raised if plain else RuntimeError(f"{type(raised).__name__}: {raised}")
+            error = error.with_traceback(raised.__traceback__)
         with suppress(RuntimeError):  # it was left behind, and the loop that waited for it has ended
             self._here.call_soon_threadsafe(self._settle, result, error)
 

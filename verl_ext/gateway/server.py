@@ -63,17 +63,12 @@ class Gateway:
         async def answer(request: web.Request) -> web.StreamResponse:
             try:
                 session = self._session(request)
-                asked, body = api.read(await request.read())
+                asked, body = _read(api, await request.read())
                 if body.stream:
                     return await _stream(request, streamed(_told(session, asked), api, MODEL, body))
                 return web.json_response(api.whole(await _told(session, asked), MODEL, body))
             except RequestRefused as refused:
                 return web.json_response(api.refused(refused), status=refused.status)
-            except ValidationError as error:
-                return web.json_response(api.refused(refusal(error)), status=400)
-            except (ValueError, KeyError, TypeError) as error:
-                wrong = RequestRefused(f"the request is not one of this API: {error!r}")
-                return web.json_response(api.refused(wrong), status=400)
 
         return answer
 
@@ -84,24 +79,42 @@ class Gateway:
             raise RequestRefused("no episode has this address: it has ended, or never began", status=410)
         session, key = found
         sent = request.headers.get("x-api-key") or request.headers.get("Authorization") or ""
-        if not hmac.compare_digest(sent.removeprefix("Bearer ").encode(), key.encode()):
-            session.fault = "its model was called with the key of another episode"
+        if not _same(sent, key):
+            callers = (one for one, own in self._sessions.values() if _same(sent, own))
+            if (caller := next(callers, None)) is not None:
+                caller.fault = "it called the model of another episode with its own key"
+            else:
+                session.fault = "its model was called with the key of another episode"
             raise RequestRefused("this key is not of this episode: use endpoint.api_key", status=401)
         return session
 
     async def _count(self, request: web.Request) -> web.StreamResponse:
         try:
             session = self._session(request)
-            asked, _ = messages.read(await request.read())
+            asked, _ = _read(messages, await request.read())
             return web.json_response({"input_tokens": session.count(asked)})
         except RequestRefused as refused:
             return web.json_response(messages.refused(refused), status=refused.status)
-        except ValidationError as error:
-            return web.json_response(messages.refused(refusal(error)), status=400)
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
         entry = {"id": MODEL, "object": "model", "created": 0, "owned_by": "local"}
         return web.json_response({"object": "list", "data": [entry]})
+
+
+def _read(api: ModuleType, content: bytes) -> tuple[Asked, Any]:
+    """Raises RequestRefused."""
+    try:
+        asked, body = api.read(content)
+    except ValidationError as error:
+        raise refusal(error) from error
+    # Of parts that have no model of their own, such as a response's items.
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise RequestRefused(f"the request is not one of this API: {error!r:.200}") from error
+    return asked, body
+
+
+def _same(sent: str, key: str) -> bool:
+    return hmac.compare_digest(sent.removeprefix("Bearer ").encode(), key.encode())
 
 
 async def _told(session: AgentSession, asked: Asked) -> Answer:

@@ -14,6 +14,8 @@ from verl_ext.engine.api_answers import heard
 from verl_ext.episodes import EpisodeLimits, Model, Sampled
 from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids, turn_text
 
+_LONGEST_TOKEN = 128  # characters. Vocabularies have so many blanks as one token
+
 
 @dataclass
 class ModelCall:
@@ -49,6 +51,8 @@ class AgentSession:
     async def ask(self, asked: Asked) -> ModelCall:
         """Sample the next turn of these messages. Raises RequestRefused."""
         self._check_open()
+        if asked.max_tokens is not None and asked.max_tokens < 1:
+            raise RequestRefused(f"max_tokens: an answer has at least one token, not {asked.max_tokens}")
         earlier = self._continued(asked)
         prompt_ids = self._prompt(asked, earlier)
         room = self._room(asked, prompt_ids, earlier)
@@ -96,15 +100,33 @@ class AgentSession:
 
     def _prompt(self, asked: Asked, earlier: ModelCall | None) -> list[int]:
         tokenizer = self.model.tokenizer
+        added = asked.messages[len(earlier.asked.messages) + 1 :] if earlier else asked.messages
+        self._check_length(added, earlier)
         try:
             if earlier is None:
                 return render_prompt_ids(tokenizer, asked.messages, asked.tools or None)
-            added = asked.messages[len(earlier.asked.messages) + 1 :]
             return earlier.known + next_turn_ids(tokenizer, earlier.sampled.ids, added)
-        except (TemplateError, TypeError, ValueError) as error:
+        # A template is code that takes any message and tool.
+        except (TemplateError, TypeError, ValueError, LookupError, RecursionError) as error:
             raise RequestRefused(
                 f"the chat template does not take these messages: {one_line(error)}"
             ) from error
+
+    def _check_length(self, added: Sequence[Message], earlier: ModelCall | None) -> None:
+        """Messages that cannot fit are not made tokens, for which all episodes would wait. Raises RequestRefused."""
+        key, limit = "data.max_prompt_length", self.limits.prompt_tokens
+        if earlier is not None:
+            key, limit = "data.max_response_length", self.limits.response_tokens
+        characters = sum(len(message["content"]) for message in added)
+        if characters <= limit * _LONGEST_TOKEN:
+            return
+        if earlier is None:
+            self.fault = f"its first messages are {characters} characters, more than {key}={limit} tokens are"
+            raise RequestRefused(f"maximum context length: {self.fault}")
+        self.out_of_room = True
+        raise RequestRefused(
+            f"maximum context length: {characters} characters are more than {key}={limit} tokens"
+        )
 
     def _room(self, asked: Asked, prompt_ids: Sequence[int], earlier: ModelCall | None) -> int:
         """How many tokens the answer may have. Raises RequestRefused if there is no room."""
