@@ -113,20 +113,19 @@ class AgentSession:
             ) from error
 
     def _check_length(self, added: Sequence[Message], earlier: ModelCall | None) -> None:
-        """Messages that cannot fit are not made tokens, for which all episodes would wait. Raises RequestRefused."""
+        """Refuse messages that cannot fit before they become tokens. All episodes would wait for that."""
         key, limit = "data.max_prompt_length", self.limits.prompt_tokens
         if earlier is not None:
             key, limit = "data.max_response_length", self.limits.response_tokens
         characters = sum(len(message["content"]) for message in added)
         if characters <= limit * _LONGEST_TOKEN:
             return
+        more = f"{characters} characters, more than the tokens of {key}={limit} have"
         if earlier is None:
-            self.fault = f"its first messages are {characters} characters, more than {key}={limit} tokens are"
-            raise RequestRefused(f"maximum context length: {self.fault}")
-        self.out_of_room = True
-        raise RequestRefused(
-            f"maximum context length: {characters} characters are more than {key}={limit} tokens"
-        )
+            self.fault = f"its first messages are {more}"
+        else:
+            self.out_of_room = True
+        raise RequestRefused(f"maximum context length: {more}")
 
     def _room(self, asked: Asked, prompt_ids: Sequence[int], earlier: ModelCall | None) -> int:
         """How many tokens the answer may have. Raises RequestRefused if there is no room."""
