@@ -110,7 +110,7 @@ def _add(messages: list[dict[str, Any]], item: dict[str, Any]) -> None:
     """Add an item as a chat's message. Calls of one turn are one message, with its text."""
     kind = item.get("type", "message")
     if kind == "message":
-        role = _ROLES.get(item.get("role"))
+        role = _ROLES.get(str(item.get("role")))
         if role is None:
             raise RequestRefused(f"input: a message's role is one of {', '.join(_ROLES)}")
         messages.append({"role": role, "content": _text(item.get("content") or "")})
