@@ -3,7 +3,9 @@
 import asyncio
 import json
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -35,6 +37,7 @@ TOOL = SEARCH_TOOL_SCHEMA
 PARAMETERS = TOOL["function"]["parameters"]
 PARSED = {"parsed": True, "tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}  # by openai's helper
 FOUND = "[1] Vell: a town."
+USER, SAID = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hm"}
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +301,99 @@ def test_dumps_and_answers_say_where_each_row_begins_and_which_part_of_it_is_tra
     assert [part.value for part in explain(episode)][-1] == found[0].score.reward
 
 
+NUMBERED = '<tool_call>\n{"name": "search", "arguments": {"query_list": ["Zürich"], "topk": 1}}\n</tool_call>'
+WORDS = "It is  there."
+
+
+def _arguments(written):
+    """A client that writes the arguments of calls in its own way."""
+
+    def change(said):
+        for call in said["tool_calls"]:
+            call["function"]["arguments"] = written(json.loads(call["function"]["arguments"]))
+
+    return change
+
+
+def _content(written):
+    return lambda said: said.update(content=written(said["content"]))
+
+
+SENT_BACK = {
+    "as it was": (NUMBERED, lambda said: None, True),
+    "no spaces": (NUMBERED, _arguments(lambda args: json.dumps(args, separators=(",", ":"))), True),
+    "another order": (NUMBERED, _arguments(lambda args: json.dumps(dict(reversed(args.items())))), True),
+    "1.0 for 1": (NUMBERED, _arguments(lambda args: json.dumps(args | {"topk": 1.0})), True),
+    "escaped": (NUMBERED, _arguments(lambda args: json.dumps(args, ensure_ascii=True)), True),
+    "an object": (NUMBERED, _arguments(lambda args: args), True),
+    "another argument": (NUMBERED, _arguments(lambda args: json.dumps(args | {"topk": 2})), False),
+    "content left out": (NUMBERED, lambda said: said.pop("content"), True),
+    "empty content": (NUMBERED, _content(lambda text: ""), True),
+    "no words": ("", lambda said: None, True),
+    "trimmed": (WORDS, _content(lambda text: f"\n {text} "), True),
+    "as a part": (WORDS, _content(lambda text: [{"type": "text", "text": text}]), True),
+    "other blanks": (WORDS, _content(lambda text: text.replace("  ", " ")), False),
+    "with its thinking": ("<think>Hm.</think>\nHere.", lambda said: None, True),
+    "without its thinking": ("<think>Hm.</think>\nHere.", _content(lambda text: text[-5:]), False),
+    "two calls": (f"{CALL}\n{CALL}", lambda said: said["tool_calls"], True),
+    "one of two calls": (f"{CALL}\n{CALL}", lambda said: said["tool_calls"].pop(), False),
+}
+
+
+@pytest.mark.parametrize(("first", "change", "goes_on"), SENT_BACK.values(), ids=SENT_BACK)
+def test_a_client_may_write_an_answer_in_its_own_way_and_one_that_edits_it_begins_a_row(
+    first, change, goes_on, played
+):
+    async def agent(task, endpoint):
+        headers, messages = {"x-api-key": endpoint.api_key}, [USER]
+        async with httpx.AsyncClient(timeout=60) as client:
+            for _ in range(2):
+                body = {"messages": messages, "tools": [TOOL]}
+                answer = await client.post(
+                    f"{endpoint.base_url}/chat/completions", json=body, headers=headers
+                )
+                said = answer.json()["choices"][0]["message"]
+                change(said) if len(messages) == 1 else None
+                calls = said.get("tool_calls") or ()
+                found = [{"role": "tool", "tool_call_id": one["id"], "content": FOUND} for one in calls]
+                messages = [*messages, said, *(found[::-1] or [USER])]
+        return 1.0
+
+    rows, model = played(agent, first, "plain")
+    assert len(rows) == (1 if goes_on else 2) and rows[0].fault is None
+    assert sum(sum(row.response_mask) for row in rows) == sum(len(ids) for _, ids in model.log)
+    assert not any(row.token_drift for row in rows)
+
+
+async def leaves_a_call_behind(task, endpoint):
+    """Returns while its second call still waits for its model."""
+    await chat(task, endpoint)
+    body, headers = {"messages": [USER]}, {"x-api-key": endpoint.api_key}
+    url = f"{endpoint.base_url}/chat/completions"
+    threading.Thread(target=lambda: suppressed_post(url, body, headers), daemon=True).start()
+    await asyncio.sleep(0.3)
+    return 1.0
+
+
+def suppressed_post(url, body, headers):
+    with suppress(httpx.HTTPError):
+        httpx.post(url, json=body, headers=headers, timeout=60)
+
+
+def test_a_call_without_an_answer_when_its_agent_returns_is_not_trained(played, monkeypatch):
+    begun = []
+
+    async def slowly(self, prompt_ids, max_tokens, sample=Told.sample):
+        begun.append(prompt_ids)
+        await asyncio.sleep(2 if len(begun) == 2 else 0)
+        return await sample(self, prompt_ids, max_tokens)
+
+    monkeypatch.setattr(Told, "sample", slowly)
+    (row,), model = played(leaves_a_call_behind, "<answer>Vell</answer>", "late")
+    assert len(begun) == 2 and row.score.reward == 1.0
+    assert sum(row.response_mask) == len(model.log[0][1]) and len(row.extra["agent"]["calls"]) == 1
+
+
 async def raises(task, endpoint):
     raise ValueError("no such town")
 
@@ -488,7 +584,6 @@ def test_a_failed_episode_begins_again_and_that_is_counted(played):
     assert fault["name"] == "raised" and fault["text"].startswith("it raised ValueError: a moment")
 
 
-USER, SAID = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hm"}
 DEEP = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
 IMAGE = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}]
 OLD_CALL = {"function": {"name": "search", "arguments": DEEP}}
