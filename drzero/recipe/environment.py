@@ -40,6 +40,8 @@ def rows_of(taskset: Taskset, split: Split, n: int | None, seed: int) -> list[Ro
     try:
         rows = asyncio.run(guarded(what, taskset.rows, split, n, seed, timeout_s=limit))
     except EnvironmentFault as fault:
+        if isinstance(fault.__cause__, EnvironmentUnusable):  # it says itself what to do
+            raise fault.__cause__ from None
         raise EnvironmentUnusable(str(fault)) from fault
     if not isinstance(rows, Sequence) or not all(isinstance(row, Row) for row in rows):
         raise EnvironmentUnusable(f"{what} gave {type(rows).__name__}, not a list of Row")

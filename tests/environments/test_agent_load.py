@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from drzero.recipe.environment import rows_of
 from environments.agent.contract import RewardRule
 from environments.agent.load import load_agent
 from environments.agent.taskset import AgentTaskset
 from environments.fault import EnvironmentUnusable, one_line
+from environments.registry import find
 
 CODE = """
 import functools
@@ -83,30 +85,38 @@ def test_every_tenth_task_is_held_out_and_none_of_too_few(folder):
     assert {row.id for row in taskset.rows("train", None, 1)} == {str(n) for n in range(20)} - {*held_out}
     few = AgentTaskset("good.py:answer", data=str(_tasks(folder, items[:5])))
     assert len(few.rows("train", None, 1)) == 5
-    with pytest.raises(EnvironmentUnusable, match=r"has 5 tasks.*eval_data=FILE"):
-        few.rows("eval", None, 1)
+    with pytest.raises(EnvironmentUnusable, match=r"^tasks=.*has 5 tasks.*eval_data=FILE$"):
+        rows_of(few, "eval", None, 1)
     own = AgentTaskset("good.py:answer", data="tasks.jsonl", eval_data="tasks.jsonl")
     assert len(own.rows("eval", None, 1)) == len(own.rows("train", None, 1)) == 5
 
 
 @pytest.mark.parametrize(
-    ("ids", "twice"), [([1, "1"], "'1'"), (["a", "b", "a"], "'a'"), ([None, None], None), ([0, 1], None)]
+    ("items", "why"),
+    [
+        ([{"id": 1}, {"id": 1}], "gave two rows of the id '1'"),
+        ([{"id": 1, "made": datetime.datetime(2026, 1, 1)}], "the data of row '1' is no JSON"),
+        ([{"made": b"x"}], "the data of row 'train-0' is no JSON"),
+        ([{"id": 0, "deep": {"a": [1, None]}}, {"id": 1, "deep": {"a": [2, None]}}], None),
+    ],
 )
-def test_two_tasks_of_one_id_are_refused(ids, twice, folder):
-    taskset = AgentTaskset("good.py:answer", data=str(_tasks(folder, [{"id": one} for one in ids])))
-    if twice is None:
-        assert len({row.id for row in taskset.rows("train", None, 1)}) == len(ids)
-    else:
-        with pytest.raises(EnvironmentUnusable, match=f"more than one task has the id {twice}"):
-            taskset.rows("train", None, 1)
-
-
-@pytest.mark.parametrize("value", [datetime.datetime(2026, 1, 1), b"x", Decimal("1.5")])
-def test_a_task_that_is_no_json_is_refused_with_its_place(value, folder):
-    pq.write_table(pa.table({"question": ["a"], "more": [value]}), folder / "tasks.parquet")
+def test_tasks_have_names_of_their_own_and_are_json(items, why, folder):
+    pq.write_table(pa.Table.from_pylist(items), folder / "tasks.parquet")
     taskset = AgentTaskset("good.py:answer", data="tasks.parquet")
-    with pytest.raises(EnvironmentUnusable, match=r"tasks.parquet, train-0: .*Write it as text"):
-        taskset.rows("train", None, 1)
+    if why is None:
+        assert sorted(row.id for row in rows_of(taskset, "train", None, 1)) == ["0", "1"]
+    else:
+        with pytest.raises(EnvironmentUnusable, match=why):
+            rows_of(taskset, "train", None, 1)
+
+
+def test_the_options_of_an_agent_are_known_by_name(folder):
+    with pytest.raises(
+        EnvironmentUnusable, match=r"no option 'timout_s' \(did you mean 'timeout_s'\?\); there are"
+    ):
+        find("agent:good.py:answer").load(data="tasks.jsonl", timout_s=3)
+    with pytest.raises(EnvironmentUnusable, match="could not convert string to float: 'much'"):
+        find("agent:good.py:answer").load(data="tasks.jsonl", weights={"reward": "much"})
 
 
 class Unreadable:

@@ -167,7 +167,7 @@ def test_preflight_plays_an_agent_with_silence(compose, words, severity, said, t
         ("agent=own.py:answer", "name its tasks, tasks=FILE"),
         ("agent=own.py:answer tasks=none.jsonl", "none.jsonl cannot be read"),
         ("agent=own.py:answer tasks=q.jsonl agent_options.k=1", "unexpected keyword argument 'k'"),
-        ("agent=own.py:answer tasks=q.jsonl environment.options.depth=1", "keyword argument 'depth'"),
+        ("agent=own.py:answer tasks=q.jsonl environment.options.depth=1", "there is no option 'depth'"),
     ],
 )
 def test_an_agent_that_cannot_be_played_is_refused(compose, words, said, tmp_path, monkeypatch):
