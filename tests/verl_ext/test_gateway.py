@@ -1,6 +1,7 @@
 """Agents of one's own against a model that says what it is told to: real clients, real threads, real ids."""
 
 import asyncio
+import gc
 import json
 import sys
 import threading
@@ -26,6 +27,8 @@ from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.clients.environment_agent import EpisodeAttempt, of_episode
 from verl_ext.episodes import EpisodeLimits, play_row
+from verl_ext.gateway.server import Gateway
+from verl_ext.gateway.session import AgentSession
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.rollout.environment_agent_loop import reward_fields
@@ -698,6 +701,15 @@ def test_who_calls_the_model_of_another_with_its_own_key_is_at_fault_and_not_the
     assert next(row.fault for row in found if row.fault).startswith(
         "agent:own_agents:plain_openai: it called the model of another episode with its own key"
     )
+
+
+def test_a_gateway_and_its_sessions_end_with_their_loop(played):
+    before = [kind for kind in gc.get_objects() if isinstance(kind, Gateway | AgentSession)]
+    for _ in range(3):
+        played(chat, "<answer>Vell</answer>")
+    gc.collect()
+    after = [kind for kind in gc.get_objects() if isinstance(kind, Gateway | AgentSession)]
+    assert len(after) <= len(before)
 
 
 def test_an_address_ends_with_its_episode(played):

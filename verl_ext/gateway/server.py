@@ -57,6 +57,7 @@ class Gateway:
             self._url = f"http://{host}:{port}"
             yield
         finally:
+            _GATEWAYS.pop(asyncio.get_running_loop(), None)  # the generator holds the loop
             await runner.cleanup()
 
     def _answering(self, api: ModuleType) -> Callable[[web.Request], Any]:
