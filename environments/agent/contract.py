@@ -1,8 +1,8 @@
 """An agent of your own: code that talks to a model through any client, and returns a reward.
 
     async def answer(task, endpoint):                     # my_agent.py:answer
-        client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-        …
+        async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            …
         return 1.0                                        # or rewards by name, or one for each model call
 
 The same as a class is `async def run(self, data, **extra_kwargs)`, with the endpoint's fields by name. As a
