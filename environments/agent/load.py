@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -117,17 +118,16 @@ def _check_fits(name: str, called: Callable[..., Any], wanted: str, *arguments: 
 
 async def _run_command(words: Sequence[str], task: Any, endpoint: Endpoint) -> Any:
     """Raises RuntimeError with the end of its standard error. What it started ends with it."""
-    pipe = asyncio.subprocess.PIPE
     env = {**os.environ, **endpoint.environ}
-    process = await asyncio.create_subprocess_exec(
-        *words, stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True
+    # Not asyncio's: uvloop, which veRL's workers use, starts no process in two loops at once.
+    process = subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, process_group=0
     )
     try:
-        out, err = await process.communicate(json.dumps(task).encode())
+        out, err = await asyncio.to_thread(process.communicate, json.dumps(task).encode())
     finally:
         with suppress(ProcessLookupError):  # all of them have ended
             os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
     if process.returncode:
         said = err.decode(errors="replace").strip()[-300:]
         raise RuntimeError(f"the command exited with {process.returncode}: {said}")

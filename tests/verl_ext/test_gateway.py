@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import own_agents
 import pytest
+import uvloop
 from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from told_model import Told
@@ -21,12 +22,13 @@ from drzero.runs.report.reasons import explain
 from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.evaluate.environment import episode_record
-from environments.agent.contract import Agent
+from environments.agent.contract import Agent, Endpoint
 from environments.agent.load import load_agent
 from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.clients.environment_agent import EpisodeAttempt, of_episode
 from verl_ext.episodes import EpisodeLimits, play_row
+from verl_ext.gateway.player import _Thread
 from verl_ext.gateway.server import Gateway
 from verl_ext.gateway.session import AgentSession
 from verl_ext.method.chat import demo_chat_template
@@ -570,6 +572,23 @@ def test_what_a_command_started_ends_with_it(end, played, tmp_path):
     while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":  # not reaped here
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_commands_start_at_once_under_the_loop_of_verls_workers(tasks, tokenizer):
+    script = "import json, sys; json.load(sys.stdin); print(1.0)"
+    agent = load_agent(f'command: {sys.executable} -c "{script}"', {})
+
+    async def play():
+        endpoint = Endpoint("http://127.0.0.1:1/v1", "key")
+        threads = [_Thread(lambda: agent.play({"question": "?"}, endpoint)) for _ in range(16)]
+        return await asyncio.gather(*(thread.result() for thread in threads))
+
+    before = asyncio.get_event_loop_policy()
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    try:
+        assert asyncio.run(play()) == [1.0] * 16
+    finally:
+        asyncio.set_event_loop_policy(before)
 
 
 def test_a_failed_episode_begins_again_and_that_is_counted(played):
