@@ -18,6 +18,8 @@ give_up() {
     exit 2
 }
 
+minor() { "$1" -c 'import sys; print(sys.version_info[:2])' 2>/dev/null || true; }
+
 # What is wrong with PYTHON; nothing if it can make the environment.
 lacks() {
     command -v "$python" >/dev/null || { echo "there is no $python"; return; }
@@ -60,9 +62,14 @@ PY
     echo "$folder/bin/uv"
 }
 
+# A working environment is kept. Made over by another 3.N.M (a pyenv that moved on), it would have parts of both.
+made_by=$(minor "$venv/bin/python")
+if [ -n "$made_by" ] && [ -x "$venv/bin/pip" ] && [ "$made_by" = "$(minor "$python")" ]; then
+    exit 0
+fi
 wrong=$(lacks)
 if [ -z "$wrong" ]; then
-    exec "$python" -m venv "$venv"
+    exec "$python" -m venv --clear "$venv"
 fi
 case $wrong in
 *"no venv") wanted=$python with=$python ;;

@@ -17,6 +17,7 @@ from drzero.ops.versions import pinned
 
 ROOT = Path(__file__).parents[2]
 SYSTEM = Path(sys.base_prefix) / "bin" / "python3"
+SYSTEMS = (Path("/usr/bin"), Path("/bin"))
 TOOLS = ("cut", "dirname", "grep", "head", "mkdir", "sed", "sh", "tail")
 # What a Python lacks or claims, as a module that it imports before its own.
 NO_VENV = {"ensurepip.py": "raise ImportError"}
@@ -59,11 +60,10 @@ def index(tmp_path):
 def setup(folder: Path, python: object, index: str) -> subprocess.CompletedProcess[str]:
     """`setup.sh` where no uv is on the path and the package index is the given one."""
     tools = folder / "tools"
-    tools.mkdir()
+    tools.mkdir(exist_ok=True)
     for name in TOOLS:
-        (tools / name).symlink_to(
-            next(p for p in (Path("/usr/bin") / name, Path("/bin") / name) if p.exists())
-        )
+        if not (tools / name).exists():
+            (tools / name).symlink_to(next(p / name for p in SYSTEMS if (p / name).exists()))
     env = {"PATH": str(tools), "PIP_INDEX_URL": index, "PIP_CONFIG_FILE": os.devnull, "HOME": str(folder)}
     command = ["sh", str(ROOT / "setup.sh"), str(python), "environment"]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
@@ -74,6 +74,21 @@ def test_a_python_that_fits_is_used_and_nothing_is_downloaded(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert (tmp_path / "environment" / "bin" / "pip").is_file()
     assert not (tmp_path / "build").exists()
+
+
+def test_an_environment_that_works_is_kept_and_a_broken_one_is_made_anew(tmp_path):
+    setup(tmp_path, SYSTEM, "http://127.0.0.1:9")
+    settings, kept = tmp_path / "environment" / "pyvenv.cfg", tmp_path / "environment" / "kept"
+    settings.write_text(settings.read_text() + "note = of the first\n")
+    kept.touch()
+    other = python(tmp_path / "other", {})
+    assert setup(tmp_path, other, "http://127.0.0.1:9").returncode == 0
+    assert kept.exists() and "of the first" in settings.read_text()
+    link = tmp_path / "environment" / "bin" / "python3"
+    link.unlink()
+    link.symlink_to("/no/such/python")
+    assert setup(tmp_path, SYSTEM, "http://127.0.0.1:9").returncode == 0
+    assert not kept.exists() and subprocess.run([link, "-m", "pip", "--version"]).returncode == 0
 
 
 def test_without_venv_uv_makes_the_environment_with_the_same_python(tmp_path, index):

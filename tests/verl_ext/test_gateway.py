@@ -29,7 +29,7 @@ from environments.row import Row
 from verl_ext.clients.environment_agent import EpisodeAttempt, of_episode
 from verl_ext.episodes import EpisodeLimits, play_row
 from verl_ext.gateway.player import _Thread
-from verl_ext.gateway.server import Gateway
+from verl_ext.gateway.server import Gateway, _same
 from verl_ext.gateway.session import AgentSession
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
@@ -687,6 +687,11 @@ def test_messages_that_cannot_fit_hold_nobody_up(played):
     (row,), _ = played(agent, "a")
     assert "its first messages are 50000000 characters, more than the tokens of" in row.fault
     assert row.extra["agent"]["faults"][0]["name"] == "too_long"
+
+
+def test_a_key_that_is_no_text_is_another_key():
+    sent = b"Bearer \xff".decode("utf-8", "surrogateescape")  # as aiohttp reads a header
+    assert not _same(sent, "key") and _same("Bearer key", "key") and _same("key", "key")
 
 
 def test_who_calls_the_model_of_another_with_its_own_key_is_at_fault_and_not_the_other(tasks, tokenizer):
