@@ -4,7 +4,7 @@
     python -m bench.gateway --rounds 1 --dry
 
 Both sides play three turns of at most 64 tokens against one `drzero serve-model` with the demo's policy. The
-agents use OpenAI's client. What the gateway adds to a call is the client's time less the engine's.
+agents use OpenAI's client. The gateway's part of a call is the client's time less the engine's.
 """
 
 import argparse

@@ -86,7 +86,7 @@ class Played:
 
 
 def episode_turns(rows: Sequence[Played]) -> list[Turn]:
-    """Each turn of an episode once. Of a library's branches, which begin alike, those of the last."""
+    """Each turn of an episode once. A library's branches begin alike: only the last counts."""
     return [turn for row in (rows if rows[-1].agent else rows[-1:]) for turn in row.own_turns]
 
 

@@ -47,7 +47,7 @@ def growth_fault(
 def tools_fault(tokenizer: Any, opening: Messages, tools: Sequence[Mapping[str, Any]]) -> str | None:
     """Why a conversation cannot go on from `opening` with two calls of a tool, or None.
 
-    Raises ValueError or what the template raises.
+    Raises ValueError or the template's own error.
     """
     if render_prompt_ids(tokenizer, opening, tools) == render_prompt_ids(tokenizer, opening, None):
         return "its chat template does not render tools"

@@ -41,7 +41,7 @@ def is_class(name: str) -> bool:
 def load_agent(name: str, options: Mapping[str, Any]) -> Agent:
     """Load `module:name`, `module.name`, `path.py:name` or `command: WORDS`. Raises EnvironmentUnusable.
 
-    A function gets `options` as arguments of its own, a class as those of its constructor.
+    A function is called with `options` too. A class gets them when it is made.
     """
     if name.startswith(COMMAND):
         return Agent(name, partial(_run_command, _words(name)))

@@ -70,7 +70,7 @@ class AgentTaskset(Taskset):
         raise NotImplementedError(f"{self.name} is played by {self.player}")
 
     def scored(self, returned: Any, calls: int) -> Score | str:
-        """The score of what the agent returned, or its fault."""
+        """The score of an agent's rewards, or their fault."""
         if fault := RewardRule().fault(returned):
             return fault
         if isinstance(returned, Sequence) and len(returned) != calls:

@@ -84,7 +84,7 @@ def whole(answer: Answer, model: str, request: MessagesRequest) -> dict[str, Any
 
 
 def events(answer: Answer, model: str, request: MessagesRequest) -> Iterator[str]:
-    """The answer as a stream: each block begins, has one delta of its own kind, and stops."""
+    """The answer as a stream: each block begins, has one delta of the same kind, and stops."""
     yield event("message_start", message=_head(answer, model) | {"content": [], "usage": _usage(answer, 0)})
     for index, block in enumerate(_blocks(answer)):
         if block["type"] == "text":

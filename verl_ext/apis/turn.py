@@ -15,7 +15,7 @@ _KEEP_ALIVE_S = 15.0  # proxies and clients give up on a silent stream
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request asks for."""
+    """A request for the next turn."""
 
     messages: tuple[Message, ...]  # as chat templates take them
     tools: tuple[ToolSchema, ...] = ()
@@ -26,7 +26,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the client hears."""
+    """The turn, as the client hears it."""
 
     id: str
     text: str | None  # None for tool calls alone

@@ -12,12 +12,10 @@ import argparse
 import asyncio
 import contextlib
 import hmac
-import json
 import os
 import socket
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from types import ModuleType
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import torch
 import uvicorn
@@ -36,9 +34,8 @@ from drzero.ops.connections import server_config
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.openai_http import GONE, RequestRefused, read_body, refusal, unknown_model
 from environments.call import FORMS
-from verl_ext.apis import messages, responses
-from verl_ext.apis.turn import streamed
 from verl_ext.engine.api_answers import Job, chat_job, completion_job
+from verl_ext.engine.api_others import add_other_apis
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
 from verl_ext.engine.engine import EngineFailure, ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
@@ -110,59 +107,20 @@ def create_app(
             raise RequestRefused(str(error)) from error
         return Response(status_code=GONE) if whole is None else JSONResponse(whole)
 
-    async def answer_in(request: Request, api: ModuleType) -> Response:
-        """The answer in another API than OpenAI's chat."""
-        bodies = []
-
-        def job(content: bytes) -> Job:
-            asked, body = api.read(content)
-            bodies.append(body)
-            chat = {"messages": asked.messages, "tools": asked.tools, "max_tokens": asked.max_tokens}
-            named = {"model": body.model, **asked.sampling}
-            of_chat = ChatRequest.model_validate_json(json.dumps(chat | named))
-            return chat_job(engine, tokenizer, of_chat, model_name, form=form)
-
-        try:
-            turn = (await job_of(request, job)).turn()
-            (body,) = bodies
-            if body.stream:
-                events = streamed(turn, api, model_name, body)
-                first = await anext(events)  # until something is sent, a refusal has its own status
-                return StreamingResponse(_following(first, events), media_type="text/event-stream")
-            told = await unless_gone(request.receive, turn)
-        except ClientDisconnect:
-            return Response(status_code=GONE)
-        except RequestRefused as refused:
-            return JSONResponse(api.refused(refused), status_code=refused.status)
-        if told is None:
-            return Response(status_code=GONE)
-        return JSONResponse(api.whole(told, model_name, body))
-
     # pydantic also refuses deep nesting and lone surrogates, which Python's own parser accepts.
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        def job(content: bytes) -> Job:
-            body = CompletionRequest.model_validate_json(content)
-            return completion_job(engine, tokenizer, body, model_name)
+        read = CompletionRequest.model_validate_json
+        return await answer(request, lambda body: completion_job(engine, tokenizer, read(body), model_name))
 
-        return await answer(request, job)
+    def chat(body: ChatRequest) -> Job:
+        return chat_job(engine, tokenizer, body, model_name, form=form)
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        def job(content: bytes) -> Job:
-            body = ChatRequest.model_validate_json(content)
-            return chat_job(engine, tokenizer, body, model_name, form=form)
+        return await answer(request, lambda content: chat(ChatRequest.model_validate_json(content)))
 
-        return await answer(request, job)
-
-    @app.post("/v1/responses")
-    async def of_responses(request: Request) -> Response:
-        return await answer_in(request, responses)
-
-    @app.post("/v1/messages")
-    async def of_messages(request: Request) -> Response:
-        return await answer_in(request, messages)
-
+    add_other_apis(app, job_of, chat, model_name)
     entry = {"id": model_name, "object": "model", "created": 0, "owned_by": "local"}
     entry |= {"max_model_len": engine.max_seq_len}
 
@@ -196,12 +154,6 @@ def create_app(
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     return app
-
-
-async def _following(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for event in rest:
-        yield event
 
 
 class EngineCollector(Collector):

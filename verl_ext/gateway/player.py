@@ -1,4 +1,4 @@
-"""Plays a row with an agent of your own, in a thread of its own. What it asked becomes the rows to train on.
+"""Plays a row with an agent of your own, in its own thread. Its calls become the rows to train on.
 
 An agent that raises, hangs, asks nothing, or gives no reward leaves no score. Its episode begins again up to
 `Taskset.tries` times, and a row without a score is counted and trains nothing.
@@ -93,7 +93,7 @@ async def _episode(
 
 
 async def _returned(agent: Agent, task: Any, endpoint: Endpoint, limit_s: float) -> tuple[Any, str | None]:
-    """What the agent returned, and its fault."""
+    """The agent's rewards, and its fault."""
     thread = _Thread(lambda: agent.play(task, endpoint))
     try:
         async with asyncio.timeout(limit_s) as limit:

@@ -38,7 +38,7 @@ def call_tree(session: AgentSession, rows: Sequence[Played]) -> list[dict[str, A
 
 
 def _began(calls: Sequence[ModelCall], call: ModelCall) -> dict[str, Any] | None:
-    """How a conversation of its own began: the earlier call that it is most like, and where they part."""
+    """How a new conversation began: the earlier call that it is most like, and where they part."""
     if call.extends is not None or not call.number:
         return None
     own = call.asked

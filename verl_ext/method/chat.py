@@ -1,8 +1,8 @@
 """Conversations as token ids that only grow (token in, token out), by the model's own chat template.
 
 Sampled ids are never tokenized again: other ids with the same text would be trained on. What follows a turn
-is cut out of a rendering of a stand-in before the same messages. So a turn keeps what a template would leave
-out of it later, such as its thinking.
+is cut out of a rendering of a stand-in before the same messages. So a turn keeps its thinking, which a
+template may leave out later.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ def next_turn_ids(
     """The ids of the messages after a sampled turn, and the generation prompt.
 
     After the turn's end comes what the template writes there, such as ChatML's newline. A turn that was cut
-    off gets neither: nothing is put into the model's mouth. Raises ValueError, or what the template raises.
+    off gets neither: nothing is put into the model's mouth. Raises ValueError, or the template's own error.
     """
     end = turn_end_id(tokenizer)
     calls = {"tool_calls": [_CALL]} if messages and messages[0]["role"] == "tool" else {}
@@ -83,7 +83,7 @@ def read_turn(tokenizer: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> 
 
 
 def turn_text(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of sampled ids without special tokens, but with those that mark a call."""
+    """The text of sampled ids without special tokens, except marks of a call."""
     known = tokenizer.get_added_vocab()
     marks = {known[mark]: mark for mark in (PYTHON_TAG, TOOL_CALLS) if mark in known}
     text, start = "", 0
@@ -132,7 +132,7 @@ def _written_call(tokenizer: Any, function: Mapping[str, Any]) -> str:
 def turn_end_id(tokenizer: Any) -> int:
     """The id that the chat template writes after an assistant's text.
 
-    Raises ValueError if that is no token of its own, or what the template raises.
+    Raises ValueError if that is no single token, or the template's own error.
     """
     text = tokenizer.apply_chat_template([_USER, _SAID], tokenize=False)
     _, said, after = text.rpartition(_SAID["content"])
@@ -186,7 +186,7 @@ def _render(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **options: An
 
 
 def _with_call_ids(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Mistral's templates write the ids of calls, and take only those of nine letters or digits."""
+    """Mistral's templates write the ids of calls, and take only ids of nine letters or digits."""
     if calls := message.get("tool_calls"):
         return {**message, "tool_calls": [{**call, "id": _call_id(call.get("id"))} for call in calls]}
     if message["role"] == "tool":

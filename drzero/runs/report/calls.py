@@ -56,7 +56,7 @@ def checked(agent: Record) -> Record:
 
 
 def call_rows(agent: Record) -> tuple[CallRow, ...]:
-    """The rows that begin a conversation, each with those that branch from it."""
+    """The rows that begin a conversation, each with its branches."""
     calls: Sequence[Record] = agent.get("calls") or ()
     rewards = agent.get("rewards") or [None] * len(calls)
     own: dict[int, list[int]] = {}
