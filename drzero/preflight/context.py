@@ -33,7 +33,6 @@ class Readings:
     """The settings of earlier runs, by file."""
     out_of_reach: set[str] = field(default_factory=set)
     """Models that a hub which does not answer may have, as found so far."""
-    taskset: Taskset | None = None
     sight: Sight | None = None
 
 
@@ -50,6 +49,7 @@ class CheckContext:
     starting: bool  # Whether the run starts here right after preflight
     ahead: bool  # Whether a loop's earlier stages have yet to run, so that their outputs may be missing
     readings: Readings
+    _taskset: Taskset | None = None
 
     @property
     def trains(self) -> bool:
@@ -64,9 +64,9 @@ class CheckContext:
 
     def taskset(self) -> Taskset:
         """The environment's taskset. Raises EnvironmentUnusable."""
-        if self.readings.taskset is None:
-            self.readings.taskset = load_taskset(self.config)
-        return self.readings.taskset
+        if self._taskset is None:
+            self._taskset = load_taskset(self.config)
+        return self._taskset
 
     @property
     def serves_model(self) -> bool:

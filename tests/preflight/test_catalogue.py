@@ -335,14 +335,14 @@ ENVIRONMENTS = sorted(path.stem for path in (CONFIG_DIR / "env").glob("*.yaml"))
 
 
 def every_launch() -> Iterator[ParameterSet]:
-    """Every environment on every machine in every stage, and train in one that needs no corpus.
+    """Every environment on every machine in every stage, and what needs no corpus in one.
 
     In the first tier the challenger on every machine, and every stage in every environment.
     """
     rest = pytest.mark.slow("the first tier has each machine, stage and environment at least once")
     for place, compute in enumerate(RECIPES):
         for stage in STAGES:
-            for env in ("wordle",) if stage == "train" else ENVIRONMENTS:
+            for env in ("wordle",) if stage in ("train", "agent_bench") else ENVIRONMENTS:
                 of_machine = stage == "challenger" and env == ENVIRONMENTS[place % len(ENVIRONMENTS)]
                 of_stage = stage != "challenger" and compute == "a10g"
                 marks = [] if of_machine or of_stage else [rest]
@@ -423,9 +423,10 @@ def test_what_becomes_of_a_benchmarks_answers_is_noted(world, tmp_path):
 @pytest.mark.parametrize(
     "words",
     [
+        # The agent first: what is read for it must not be taken for the next one's.
+        "agent={tmp}/own.py:agent tasks={tmp}/tasks.jsonl actor_rollout_ref.actor.loss_agg_mode=token-sum",
         "env=wordle actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-mean",
         "env=wordle actor_rollout_ref.actor.ppo_mini_batch_size=2",
-        "agent={tmp}/own.py:agent tasks={tmp}/tasks.jsonl actor_rollout_ref.actor.loss_agg_mode=token-sum",
     ],
 )
 def test_a_loss_over_rows_is_refused_only_where_an_episode_may_have_several(world, tmp_path, words):
