@@ -89,6 +89,12 @@ async def read_body(request: Request, most: int) -> bytes:
     return bytes(content)
 
 
+def usage(tokens_in: int, tokens_out: int) -> dict[str, int]:
+    """What an answer took, as OpenAI reports it."""
+    both = {"prompt_tokens": tokens_in, "completion_tokens": tokens_out}
+    return both | {"total_tokens": tokens_in + tokens_out}
+
+
 def sse(data: Mapping[str, Any]) -> str:
     """A server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n"

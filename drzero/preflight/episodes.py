@@ -162,7 +162,7 @@ def _plays(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:
 def _grows(
     ctx: CheckContext, played: Conversation, tools: list[ToolSchema], tokenizer: Any
 ) -> Iterator[Finding]:
-    """The model's chat template must not change later what it has written of an episode."""
+    """The model's chat template must not rewrite an episode's earlier messages."""
     messages: list[Message] = [*played.opening]
     for turn in played.turns:
         messages += [{"role": "assistant", "content": "text"}, *turn.answers]

@@ -22,7 +22,7 @@ from environments.row import Row
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
-from verl_ext.verifiers.endpoint import endpoint
+from verl_ext.verifiers.endpoint import Endpoint
 from verl_ext.verifiers.host import Host
 from verl_ext.verifiers.player import _Play
 from verl_ext.verifiers.renderer import ChatRenderer, ChatRendererConfig
@@ -400,8 +400,8 @@ def _player(tokenizer, trace, session):
 
 def test_the_endpoint_is_on_loopback_and_knows_only_its_episodes(tokenizer):
     async def asked():
-        server = await endpoint()
-        assert await endpoint() is server  # one per loop
+        server = await Endpoint.running()
+        assert await Endpoint.running() is server  # one per loop
         server.sessions["known"] = Session(Scripted(tokenizer, "x"), LIMITS, Clock())
         bodies = [("unknown", [1]), ("known", "x"), ("known", [1])]
         return server.url, [await asyncio.to_thread(_post, server.url, *body) for body in bodies]

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from drzero.ops.openai_http import RequestRefused, sse
+from drzero.ops.openai_http import RequestRefused, sse, usage
 from environments.call import FORMS, Call, ToolSchema, outside_calls, parse_calls
 from verl_ext.apis.turn import Answer
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
@@ -200,9 +200,7 @@ class Job:
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def _usage(self, generations: Sequence[Generation]) -> dict[str, int]:
-        tokens_in, tokens_out = len(self.prompt), sum(len(one.token_ids) for one in generations)
-        usage = {"prompt_tokens": tokens_in, "completion_tokens": tokens_out}
-        return usage | {"total_tokens": tokens_in + tokens_out}
+        return usage(len(self.prompt), sum(len(one.token_ids) for one in generations))
 
     def _text_stream(self) -> "TextStream":
         stops, opening = tuple(self.request.stop_strings), FORMS[self.form].openings if self.tools else ()

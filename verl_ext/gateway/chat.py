@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from drzero.ops.openai_http import RequestRefused, sse
+from drzero.ops.openai_http import RequestRefused, sse, usage
 from verl_ext.apis import responses
 from verl_ext.apis.turn import Answer, Asked, sampling
 from verl_ext.engine.api_answers import tool_call
@@ -35,7 +35,10 @@ def whole(answer: Answer, model: str, request: ChatRequest) -> dict[str, Any]:
     choice = {"index": 0, "message": message, "finish_reason": _reason(answer), "logprobs": None}
     if request.return_token_ids:
         choice["token_ids"] = answer.ids
-    return _head("chat.completion", answer, model) | {"choices": [choice], "usage": usage(answer)}
+    return _head("chat.completion", answer, model) | {
+        "choices": [choice],
+        "usage": usage(answer.tokens_in, len(answer.ids)),
+    }
 
 
 def events(answer: Answer, model: str, request: ChatRequest) -> Iterator[str]:
@@ -54,18 +57,8 @@ def events(answer: Answer, model: str, request: ChatRequest) -> Iterator[str]:
     ids = {"token_ids": answer.ids} if request.return_token_ids else {}
     yield chunk({}, _reason(answer), **ids)
     if request.stream_options.include_usage:
-        yield sse(head | {"choices": [], "usage": usage(answer)})
+        yield sse(head | {"choices": [], "usage": usage(answer.tokens_in, len(answer.ids))})
     yield "data: [DONE]\n\n"
-
-
-def usage(answer: Answer) -> dict[str, int]:
-    """The tokens of a call, in OpenAI's words."""
-    tokens_in, tokens_out = answer.tokens_in, len(answer.ids)
-    return {
-        "prompt_tokens": tokens_in,
-        "completion_tokens": tokens_out,
-        "total_tokens": tokens_in + tokens_out,
-    }
 
 
 def _reason(answer: Answer) -> str:

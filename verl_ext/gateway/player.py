@@ -19,7 +19,7 @@ from environments.row import Row
 from environments.taskset import Taskset
 from verl_ext.episodes import EpisodeLimits, Model, Played
 from verl_ext.gateway.rows import call_tree, played_rows
-from verl_ext.gateway.server import gateway
+from verl_ext.gateway.server import Gateway
 from verl_ext.gateway.session import AgentSession
 from verl_ext.telemetry import waiting
 
@@ -64,7 +64,7 @@ async def _episode(
 ) -> tuple[list[Played], str | None]:
     most = min(taskset.max_turns, limits.max_turns or taskset.max_turns)
     session = AgentSession(model, limits, most)
-    server = await gateway()
+    server = await Gateway.running()
     endpoint = replace(server.open(session), search_url=taskset.search_url)
     try:
         with waiting("environment", taskset.timeout_s):

@@ -1,13 +1,11 @@
 """The model's server for agents: three APIs on 127.0.0.1, an address and a key for each episode."""
 
-import asyncio
 import hmac
 import secrets
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from types import ModuleType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -18,47 +16,37 @@ from verl_ext.apis import messages, responses
 from verl_ext.apis.turn import Answer, Asked, streamed
 from verl_ext.gateway import chat
 from verl_ext.gateway.session import AgentSession
+from verl_ext.loop_server import LoopServer
 
 MODEL = "policy"
-_LARGEST_REQUEST = 64 << 20  # bytes
 
 
-class Gateway:
-    """The server of one event loop, with the sessions of its episodes."""
+class Gateway(LoopServer):
+    """The sessions of one event loop's episodes."""
+
+    cancels = True
 
     def __init__(self) -> None:
+        super().__init__()
         self._sessions: dict[str, tuple[AgentSession, str]] = {}
-        self._url = ""
 
     def open(self, session: AgentSession) -> Endpoint:
         """A new address for this episode."""
         name, key = secrets.token_urlsafe(12), secrets.token_urlsafe(24)
         self._sessions[name] = (session, key)
-        return Endpoint(f"{self._url}/{name}/v1", key, MODEL)
+        return Endpoint(f"{self.url}/{name}/v1", key, MODEL)
 
     def close(self, endpoint: Endpoint) -> None:
         """Answer no more at this address."""
         session, _ = self._sessions.pop(endpoint.base_url.split("/")[-2])
         session.closed = True
 
-    async def serving(self) -> AsyncGenerator[None]:
-        """Serve until the generator is closed."""
-        app = web.Application(client_max_size=_LARGEST_REQUEST)
+    def routes(self) -> Iterable[web.RouteDef]:
+        """Three APIs below each session's address."""
         for path, api in (("chat/completions", chat), ("responses", responses), ("messages", messages)):
-            app.router.add_post(f"/{{session}}/v1/{path}", self._answering(api))
-        app.router.add_post("/{session}/v1/messages/count_tokens", self._count)
-        app.router.add_get("/{session}/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            host, port = runner.addresses[0][:2]
-            self._url = f"http://{host}:{port}"
-            yield
-        finally:
-            _GATEWAYS.pop(asyncio.get_running_loop(), None)  # the generator holds the loop
-            await runner.cleanup()
+            yield web.post(f"/{{session}}/v1/{path}", self._answering(api))
+        yield web.post("/{session}/v1/messages/count_tokens", self._count)
+        yield web.get("/{session}/v1/models", self._models)
 
     def _answering(self, api: ModuleType) -> Callable[[web.Request], Any]:
         async def answer(request: web.Request) -> web.StreamResponse:
@@ -132,21 +120,3 @@ async def _stream(request: web.Request, events: AsyncGenerator[bytes]) -> web.St
             await stream.write(event)
     await stream.write_eof()
     return stream
-
-
-_GATEWAYS: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Gateway, AsyncGenerator[None]]] = (
-    WeakKeyDictionary()
-)
-_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-
-
-async def gateway() -> Gateway:
-    """The running loop's gateway, started on first use and closed with the loop's generators."""
-    loop = asyncio.get_running_loop()
-    async with _STARTING.setdefault(loop, asyncio.Lock()):
-        if loop not in _GATEWAYS:
-            server = Gateway()
-            serving = server.serving()
-            await anext(serving)
-            _GATEWAYS[loop] = (server, serving)
-    return _GATEWAYS[loop][0]

@@ -1,40 +1,25 @@
 """The model's endpoint for the library's train client, which sends token ids and its trace's secret id."""
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator
-from weakref import WeakKeyDictionary
+from collections.abc import Iterable
 
 from aiohttp import web
 from verifiers.v1.clients.client import SESSION_ID_HEADER
 
+from verl_ext.loop_server import LoopServer
 from verl_ext.verifiers.session import Session, TurnRefused, generate_response
 
-_LARGEST_REQUEST = 64 << 20  # bytes. A million ids take about 7 MB
 
-
-class Endpoint:
-    """The server of one event loop, with its sessions."""
+class Endpoint(LoopServer):
+    """The sessions of one event loop's episodes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.sessions: dict[str, Session] = {}  # by trace id, filled by the library's thread
-        self.url = ""
 
-    async def serving(self) -> AsyncGenerator[None]:
-        """Serve until the generator is closed."""
-        app = web.Application(client_max_size=_LARGEST_REQUEST)
-        app.router.add_post("/inference/v1/generate", self._generate)
-        app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, "127.0.0.1", 0)
-            await site.start()
-            host, port = runner.addresses[0][:2]
-            self.url = f"http://{host}:{port}"
-            yield
-        finally:
-            await runner.cleanup()
+    def routes(self) -> Iterable[web.RouteDef]:
+        """What the library's client asks."""
+        return [web.post("/inference/v1/generate", self._generate), web.get("/v1/models", self._models)]
 
     async def _generate(self, request: web.Request) -> web.Response:
         session = self.sessions.get(request.headers.get(SESSION_ID_HEADER, ""))
@@ -53,24 +38,6 @@ class Endpoint:
     async def _models(self, _: web.Request) -> web.Response:
         """The client asks for the context length. Sessions have their own limits."""
         return web.json_response({"object": "list", "data": []})
-
-
-_ENDPOINTS: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[Endpoint, AsyncGenerator[None]]] = (
-    WeakKeyDictionary()
-)
-_STARTING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-
-
-async def endpoint() -> Endpoint:
-    """The running loop's endpoint, started on first use and closed with the loop's generators."""
-    loop = asyncio.get_running_loop()
-    async with _STARTING.setdefault(loop, asyncio.Lock()):
-        if loop not in _ENDPOINTS:
-            server = Endpoint()
-            serving = server.serving()
-            await anext(serving)
-            _ENDPOINTS[loop] = (server, serving)
-    return _ENDPOINTS[loop][0]
 
 
 def _refusal(message: str, status: int) -> web.Response:

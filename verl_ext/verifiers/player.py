@@ -20,7 +20,7 @@ from environments.verifiers.taskset import VerifiersTaskset
 from verl_ext.episodes import EpisodeLimits, Model, Played
 from verl_ext.method.chat import read_turn
 from verl_ext.method.trajectory import token_drift
-from verl_ext.verifiers.endpoint import endpoint
+from verl_ext.verifiers.endpoint import Endpoint
 from verl_ext.verifiers.host import host_of
 from verl_ext.verifiers.renderer import renderer_config
 from verl_ext.verifiers.session import Asked, Clock, Session
@@ -58,7 +58,7 @@ class _Play:
         return [self._judged(played, fault) for played in branches]
 
     async def _episode(self) -> Any:
-        server = await endpoint()
+        server = await Endpoint.running()
         host = await host_of(self._taskset, self._row)
         client = vf.TrainClientConfig(
             base_url=f"{server.url}/v1",

@@ -25,7 +25,7 @@ from drzero.agent.server.faults import NOT_AGAIN, logged
 from drzero.agent.server.sources import Sources
 from drzero.ops.console import say
 from drzero.ops.disconnect import unless_gone
-from drzero.ops.openai_http import GONE, RequestRefused, read_body, sse, unknown_model
+from drzero.ops.openai_http import GONE, RequestRefused, read_body, sse, unknown_model, usage
 from environments.turn_text import after_thinking
 from verl_ext.method.prompts import Message
 
@@ -46,8 +46,7 @@ class _Reply:
 
     @property
     def usage(self) -> dict[str, int]:
-        both = {"prompt_tokens": self.tokens_in, "completion_tokens": self.tokens_out}
-        return both | {"total_tokens": sum(both.values())}
+        return usage(self.tokens_in, self.tokens_out)
 
 
 @dataclass

@@ -241,6 +241,8 @@ def _usage(answer: str) -> dict[str, int]:
     lines = [line.removeprefix("data:").strip() for line in ended if line.startswith("data:")]
     told: dict[str, int] = {}
     for text in lines or [answer]:
+        if '"usage"' not in text:  # most of a stream's hundreds of events
+            continue
         found = readable(text.encode())
         places = [found, *map(found.get, ("message", "response"))] if isinstance(found, dict) else []
         for place in places:
