@@ -9,7 +9,6 @@ import random
 from collections.abc import Callable, Iterator, Set
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -186,18 +185,11 @@ def _passage_text(world: World, entity: Entity, rng: random.Random) -> str:
 
 def _draw_chains(world: World, hop: int, count: int, land: Set[str], rng: random.Random) -> list[Chain]:
     chains: list[Chain] = []
-    walks = [
-        (things, relations)
-        for things, relations in _walks(world, hop)
-        if things[0] in land and all(split_of("→".join(pair)) == world.split for pair in pairwise(relations))
-    ]
+    walks = [walk for start in world.entities if start in land for walk in walks_of(world, start, hop)]
     rng.shuffle(walks)
     # A walk from every first document, then a second from each, and so on.
-    for things, relations in spread(walks, lambda walk: walk[0][0]):
-        names = tuple(map(world.name, things))
-        question = compose_question(names[0], relations, rng)
-        chain_id = f"{world.split}-{hop}-{len(chains):04d}"
-        chain = Chain(chain_id, hop, question, names[-1], things[:-1], names, relations)
+    for walk in spread(walks, lambda walk: walk[0][0]):
+        chain = chain_of(world, walk, f"{world.split}-{hop}-{len(chains):04d}", rng)
         if len(chains) == count:
             break
         if not chain_leaks(chain, world):
@@ -214,22 +206,27 @@ def _draw_chains(world: World, hop: int, count: int, land: Set[str], rng: random
 Walk = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def _walks(world: World, hop: int) -> Iterator[Walk]:
-    """Every walk of `hop` facts that visits nothing twice."""
-    outgoing: dict[str, list[tuple[str, str]]] = {}
-    for (subject, relation), thing in world.facts.items():
-        outgoing.setdefault(subject, []).append((relation, thing))
-
+def walks_of(world: World, start: str, hop: int) -> Iterator[Walk]:
+    """Every walk of `hop` facts from an entity that visits nothing twice and fits the world's split."""
     def walk(things: tuple[str, ...], relations: tuple[str, ...]) -> Iterator[Walk]:
         if len(relations) == hop:
             yield things, relations
             return
-        for relation, thing in outgoing.get(things[-1], []):
-            if thing not in things:
+        for relation in RELATIONS:
+            thing = world.facts.get((things[-1], relation))
+            pair = "→".join((*relations[-1:], relation))
+            if thing and thing not in things and (not relations or split_of(pair) == world.split):
                 yield from walk((*things, thing), (*relations, relation))
 
-    for start in world.entities:
-        yield from walk((start,), ())
+    yield from walk((start,), ())
+
+
+def chain_of(world: World, walk: Walk, chain_id: str, rng: random.Random) -> Chain:
+    """The chain of a walk, with a question in random phrasings."""
+    things, relations = walk
+    names = tuple(map(world.name, things))
+    question = compose_question(names[0], relations, rng)
+    return Chain(chain_id, len(relations), question, names[-1], things[:-1], names, relations)
 
 
 def compose_question(start: str, relations: tuple[str, ...], rng: random.Random) -> str:

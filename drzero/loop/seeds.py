@@ -50,7 +50,7 @@ def run_seeds(count: int, overrides: Sequence[str], run_loop: Callable[[Sequence
         own = seed_overrides(folder, seed)
         say("evolve", f"seed {seed} of {count}: {' '.join(own)}")
         if seed > 1:
-            _share_base(root / "seed1", folder)
+            share_base(root / "seed1", folder)
         try:
             run_loop([*overrides, *own])
         except RunFailed as error:
@@ -71,7 +71,7 @@ def seed_overrides(folder: Path, seed: int) -> list[str]:
     ]
 
 
-def _share_base(source: Path, target: Path) -> None:
+def share_base(source: Path, target: Path) -> None:
     """Copy the base model's answers, only if finished: the last line of others may be half written."""
     answers, copy = (folder / _BASE / ANSWERS for folder in (source, target))
     if (source / _BASE / RESULT).is_file() and not copy.exists():
