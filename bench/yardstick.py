@@ -20,7 +20,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from data.demo_world import Chain, World, chain_of, chain_leaks, generate_world, walks_of
+from data.demo_world import Chain, World, chain_leaks, chain_of, generate_world, walks_of
 from data.pairs import Pair
 from data.solver_rows import TRAIN, write_solver_split
 from drzero.loop.plan import StageRun, compose_loop, plan_loop

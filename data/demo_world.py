@@ -208,6 +208,7 @@ Walk = tuple[tuple[str, ...], tuple[str, ...]]
 
 def walks_of(world: World, start: str, hop: int) -> Iterator[Walk]:
     """Every walk of `hop` facts from an entity that visits nothing twice and fits the world's split."""
+
     def walk(things: tuple[str, ...], relations: tuple[str, ...]) -> Iterator[Walk]:
         if len(relations) == hop:
             yield things, relations
