@@ -15,7 +15,9 @@ _ASKING = "who|whom|whose|what|which|when|where|why|how"
 # "Will" and "May" also begin names, so they prove nothing without a question mark.
 _AUXILIARY = "is|are|was|were|do|does|did|has|have|had|can|could"
 _PREPOSITION = (
-    "in|on|at|to|from|of|by|for|with|under|over|near|during|after|before|into|through|about|besides|since"
+    "in|on|at|to|from|of|by|for|with|under|over|near|during|after|before|into|through|about|besides|since|as"
+    "|against|among|between|within|without|until|upon|above|below|across|along|around|behind|beyond|inside"
+    "|outside|toward|towards"
 )
 # "Name", "state" and "list" are also nouns, so what they ask for must follow.
 _IMPERATIVE = "name|list|identify|give|tell|find|determine|specify|state"
@@ -86,7 +88,9 @@ _DANGLING = re.compile(
 )
 
 _ASKS_YES_NO = re.compile(rf"(?:^|,\s*)(?:{_AUXILIARY}|will|would|should|might|must)\s", re.IGNORECASE)
-_OTHER = "the|that|this|its|his|her|their|and|or|not|than|will|would|should|might|must"
+_OTHER = (
+    "the|that|this|its|his|her|their|and|or|not|than|if|while|although|because|will|would|should|might|must"
+)
 _COMMON = frozenset("|".join((_ASKING, _AUXILIARY, _PREPOSITION, _IMPERATIVE, _OTHER)).split("|"))
 # Chinese and Japanese particles and question words, and the particles that end a Korean word.
 _PARTICLES = "的是在了谁誰什么甚麼哪何由于於和与與被把从從对對为為吗嗎呢几幾多少はがをにのでともかやへ"

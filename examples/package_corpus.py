@@ -244,7 +244,9 @@ def questions(packages: Sequence[Package], hop: int, count: int) -> list[Chain]:
     chains = []
     for package in packages:
         path = [package]
-        while len(path) < hop and (name := path[-1].facts.get(REQUIRES)):
+        while (
+            len(path) < hop and (name := path[-1].facts.get(REQUIRES)) and not given_away(package.title, name)
+        ):
             path.append(by_title[name])
         if len(path) == hop:
             chains += [chain for name in FACTS if (chain := _chain(path, name, rng))]

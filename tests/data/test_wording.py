@@ -26,6 +26,7 @@ from data.wording import (
         "The river that flows past Drosken is called what?",
         '"Who leads Drosken?"',
         "Under whose rule was Drosken built",
+        "As which town is Drosken known",
         "挪威的首都是哪里？",
         "「ノルウェーの首都はどこですか。」",
         "노르웨이의 수도는 어디입니까?",
@@ -180,6 +181,12 @@ def test_questions_for_yes_or_no_begin_with_their_verb(question, is_so):
     [
         ("In which town did Müller meet the King in 1914?", {"muller", "king", "1914"}),
         ("who leads the town on the galmir", {"leads", "town", "galmir"}),
+        *(
+            (f"{word} which name is galmir known?", {"galmir", "known"})
+            for word in ("As", "Between", "Within")
+        ),
+        ("If galmir rises, which town floods?", {"galmir", "rises", "town", "floods"}),
+        ("Galmir passes which town?", {"galmir"}),
         ("挪威的首都是哪里？", set()),
     ],
 )

@@ -234,6 +234,14 @@ def test_questions_have_one_answer_in_the_last_document_alone(chain_of_packages)
     assert {chain.relations[-1] for chain in questions(held_out, 2, 99)} == {"author", "release"}
 
 
+def test_no_question_of_two_hops_begins_at_a_package_that_gives_the_next_one_away(tmp_path):
+    installed(tmp_path, "galmir", "Author: Kim Davies")
+    installed(tmp_path, "galmir-extra", "Requires-Dist: galmir")
+    installed(tmp_path, "sendra", "Requires-Dist: galmir")
+    chains = questions(list(read(tmp_path).values()), 2, 10)
+    assert {chain.entities[:2] for chain in chains} == {("sendra", "galmir")}
+
+
 @pytest.mark.parametrize("name", FACTS)
 @pytest.mark.parametrize("value", ["Jason R. Coombs", "Apache-2.0", "3.11", "0.66b2", "ruamel.yaml"])
 def test_every_wording_of_a_fact_and_of_a_question_can_be_read_back(name, value):
