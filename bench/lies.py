@@ -1,6 +1,6 @@
-"""What the gates of a preview let through of the lies that bench/teacher.py told.
+"""What the gates of previews let through of the lies that bench/teacher.py told.
 
-    python -m bench.lies outputs/checkpoints/preview answers.jsonl
+    python -m bench.lies answers.jsonl outputs/checkpoints/preview
 
 Prints a Markdown table. "No right attempt" counts accepted pairs that no solver attempt agrees with.
 """
@@ -8,6 +8,7 @@ Prints a Markdown table. "No right attempt" counts accepted pairs that no solver
 import argparse
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ KINDS = {None: "true", "passage": "false, in a passage", "invented": "false, inv
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("preview", type=Path, help="the folder of the preview")
     parser.add_argument("answers", type=Path, help="what the teacher wrote")
+    parser.add_argument("previews", type=Path, nargs="+", help="folders of previews with it")
     given = parser.parse_args(arguments)
     told = {
         (line["question"], line["answer"]): line["lie"]
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if line["role"] == "challenger"
     }
     rows = defaultdict[tuple[str | None, int], list[Mapping[str, Any]]](list)
-    for line in read_json_lines(given.preview / FOUND):
+    for line in chain.from_iterable(read_json_lines(preview / FOUND) for preview in given.previews):
         rows[told[line["question"], line["answer"]], line["hop"]].append(line)
     print("| answer | hops | questions | refused | accepted | no right attempt |\n|---|---|---|---|---|---|")
     for (lie, hop), lines in sorted(rows.items(), key=lambda row: (list(KINDS).index(row[0][0]), row[0][1])):

@@ -3,7 +3,7 @@
     python -m examples.package_corpus
     python -m bench.teacher --port 9100 --lies 0.1 --answers answers.jsonl
     drzero preview source=outputs/packages/corpus.jsonl endpoint=http://127.0.0.1:9100/v1 model=demo-policy
-    python -m bench.lies outputs/checkpoints/preview answers.jsonl
+    python -m bench.lies answers.jsonl outputs/checkpoints/preview
 
 It has no answer key: it reads the document in the prompt and the passages of its searches. In a share of its
 questions, and of its attempts, it gives another value of the same kind: half of the time one that stands in

@@ -151,7 +151,7 @@ def test_the_fate_of_each_lie_is_counted(tmp_path, capsys):
         append_json_lines(tmp_path / "answers.jsonl", said | {"role": "challenger", "lie": lie})
         row = {"hop": hop, "accepted": accepted, "reasons": reasons, "k": right}
         append_json_lines(tmp_path / "questions.jsonl", said | row)
-    main([str(tmp_path), str(tmp_path / "answers.jsonl")])
+    main([str(tmp_path / "answers.jsonl"), str(tmp_path)])
     assert capsys.readouterr().out.splitlines()[2:] == [
         "| true | 2 | 2 | 1 hops | 1 | 0 |",
         "| false, in a passage | 1 | 2 | 0 | 2 | 1 |",
