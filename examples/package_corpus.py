@@ -66,7 +66,8 @@ _NAME = re.compile(rf"{_WORD}(?: {_WORD}){{,5}}")
 _SEVERAL = re.compile(r"\s*[,;/]\s*|\s+and\s+|\s+et al\b")
 _LEFT_OUT = re.compile(
     r"\blicen[sc]|\bauthor|\bversion|\breleases?\b|\bpython\s*\d|\bgithub|https?:|www\."
-    r"|\bdocumentation\b|\binstall|\bcheck\b|\bsee\b|\bnote\b|\bbelow\b|\.\.\.|[|`<>{}]",
+    r"|\bdocumentation\b|\binstall|\bcheck\b|\bsee\b|\bnote\b|\bbelow\b|\.\.\.|[|`<>{}]"
+    r"|(?-i:\bby [A-Z])|\bwelcome|\bcontribut|\bcode of conduct\b|\bpull request",
     re.IGNORECASE,
 )
 """In sentences that may contradict the metadata, send readers elsewhere, or keep some markup."""
@@ -189,16 +190,13 @@ def _known(text: str | None) -> str:
 
 
 def _prose(metadata: PackageMetadata) -> Iterator[str]:
-    """The summary and the first paragraph in English, without sentences that state facts."""
+    """The summary, and the beginning of the first paragraph in English."""
     summary = _known(metadata["Summary"]).strip().rstrip(".!?")
     if len(summary.split()) >= 3 and summary.isascii() and not _LEFT_OUT.search(summary):
         yield f"{summary}."
-    described = metadata["Description"] or ""
-    for paragraph in _paragraphs(described, metadata["Description-Content-Type"] or "text/x-rst"):
-        sentences = list(takewhile(lambda line: not _LEFT_OUT.search(line), _sentences(paragraph)))
-        if _is_english(" ".join(sentences)):
-            yield from (line for line in sentences if line.rstrip(".") != summary)
-            return
+    kind = metadata["Description-Content-Type"] or "text/x-rst"
+    english = filter(None, map(_beginning, _paragraphs(metadata["Description"] or "", kind)))
+    yield from (sentence for sentence in next(english, ()) if sentence.rstrip(".") != summary)
 
 
 def _paragraphs(text: str, kind: str) -> Iterator[str]:
@@ -209,15 +207,16 @@ def _paragraphs(text: str, kind: str) -> Iterator[str]:
             yield " ".join(paragraph.get_text().split())
 
 
-def _sentences(paragraph: str) -> list[str]:
+def _beginning(paragraph: str) -> list[str]:
+    """The paragraph's sentences before one that is left out, if they are ten or more English words."""
     ends = [match.end() for match in SENTENCE_END.finditer(paragraph)]
     lines = [paragraph[start:end].strip() for start, end in pairwise([0, *ends, len(paragraph)])]
-    return [line for line in lines if line.endswith((".", "!")) and line[0].isalnum()]
-
-
-def _is_english(text: str) -> bool:
+    whole = (line for line in lines if line.endswith((".", "!")) and line[0].isalnum())
+    sentences = list(takewhile(lambda line: not _LEFT_OUT.search(line), whole))
+    text = " ".join(sentences)
     words = len(text.split())
-    return words >= 10 and len(_ENGLISH.findall(text)) >= words / 8 and prose_share(text) >= 0.8
+    fits = words >= 10 and len(_ENGLISH.findall(text)) >= words / 8 and prose_share(text) >= 0.8
+    return sentences if fits else []
 
 
 def hold_out(packages: Mapping[str, Package]) -> list[Package]:

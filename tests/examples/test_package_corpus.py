@@ -158,6 +158,11 @@ def test_of_two_installations_the_one_that_python_imports_is_described(tmp_path)
             f"Galmir\n======\n\n.. image:: a.svg\n\n{PROSE.replace('river', '*river*')}\n",
             [PROSE],
         ),
+        (
+            "text/markdown",
+            f"The first of its kind was made by Kim Davies in the year 2001.\n\n{PROSE}",
+            [PROSE],
+        ),
         ("text/markdown", f"{PROSE} It is the best there is. See https://example.org for the rest.", 2),
         (
             "text/markdown",
