@@ -112,6 +112,13 @@ STAGES = {
         overrides="drzero.stages.models:preview_overrides",
         reports=True,
     ),
+    "warm-start": CliCommand(
+        "drzero.stages.warm_start:run_warm_start",
+        "learn from good conversations",
+        "warm_start",
+        overrides="drzero.stages.warm_start:warm_start_overrides",
+        reports=True,
+    ),
     "prepare-data": CliCommand(
         "drzero.stages.prepare_data:run_prepare_data", "prompts from your corpus", "prepare_data"
     ),

@@ -42,7 +42,7 @@ def export_policy(config: DictConfig, run: Path) -> Path:
     target = Path(config.run.export_dir)
     recover(target)
     checkpoint = FsdpCheckpoint(run)
-    step = checkpoint.folder.parent
+    step = checkpoint.step
     # By content: a rerun from the start writes the same step again, and a copy has other times.
     content = fingerprint_checkpoint(checkpoint.folder)
     dtype = config.run.export_dtype

@@ -63,7 +63,10 @@ class FsdpCheckpoint:
             raise CheckError(
                 f"{run} holds no whole checkpoint: train that run first, or name another one's folder"
             )
-        self.folder = step_folder(run, step) / "actor"
+        self.step = step_folder(run, step)
+        # veRL's supervised trainer writes no folder for each role.
+        is_alone = (self.step / "fsdp_config.json").is_file()
+        self.folder = self.step if is_alone else self.step / "actor"
         if not self.folder.is_dir():
             raise CheckError(
                 f"{self.folder} is missing, though it is recorded as the last step: it was removed, perhaps "

@@ -9,7 +9,6 @@ import json
 import random
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +24,13 @@ from transformers.trainer_utils import get_last_checkpoint
 from data.demo_world import generate_world
 from drzero.policies.demonstrations import Demonstration, make_demonstrations, world_retriever
 from drzero.stages.demo_models import load_base_model, load_base_tokenizer
-from environments.conversation import Message
-from verl_ext.method.chat import next_turn_ids, render_prompt_ids, turn_end_id
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.demonstration import Example, encode
 
 WORLD_SEEDS = range(17, 25)
 """Worlds of the `warmstart` split. Repeated demonstrations would teach the model names by heart."""
 EACH = {1: 75, 2: 75}
 """By hop, for each world and role: 2,400 in all. With both hop counts the model learns when to stop."""
 SAVE_EVERY = 40
-
-
-@dataclass(frozen=True)
-class Example:
-    """One conversation's token ids. `own_T` marks the model's own tokens."""
-
-    ids_T: list[int]
-    own_T: list[bool]
-
-
-def encode(
-    tokenizer: Any,
-    messages: Sequence[Message],
-    tools: Sequence[dict[str, Any]] | None = (SEARCH_TOOL_SCHEMA,),
-) -> Example:
-    """Encode a conversation exactly as a rollout does: prompt, turns with their end token, responses."""
-    first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
-    ids = render_prompt_ids(tokenizer, messages[:first], list(tools) if tools else None)
-    own = [False] * len(ids)
-    for index in range(first, len(messages)):
-        message = messages[index]
-        if message["role"] == "assistant":
-            new = [*tokenizer.encode(message["content"], add_special_tokens=False), turn_end_id(tokenizer)]
-            assistant_ids = new
-        else:
-            new = next_turn_ids(tokenizer, assistant_ids, [message])
-        ids += new
-        own += [message["role"] == "assistant"] * len(new)
-    return Example(ids, own)
 
 
 def demonstrations(seed: int) -> Iterator[Demonstration]:

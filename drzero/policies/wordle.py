@@ -10,9 +10,10 @@ from typing import Any
 
 from drzero.ops.console import say
 from drzero.ops.files import publish, staging_folder
-from drzero.policies.warm_start import encode, fit, options
+from drzero.policies.warm_start import fit, options
 from drzero.stages.demo_models import load_base_model, load_base_tokenizer
 from environments.wordle.demonstrations import demonstrations
+from verl_ext.method.demonstration import encode
 
 NAME = "wordle-policy"
 

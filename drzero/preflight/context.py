@@ -74,7 +74,9 @@ class CheckContext:
         if self.stage in ("evaluate", "synthesize", "preview", "ask", "serve_agent", "compare_rollouts"):
             return self.config.endpoint is None
         return (
-            self.config.serve if self.stage == "agent_bench" else self.stage in ("challenger", "serve_model")
+            self.config.serve
+            if self.stage == "agent_bench"
+            else self.stage in ("challenger", "serve_model", "warm_start")
         )
 
     @property
@@ -95,7 +97,7 @@ class CheckContext:
     def embeds(self) -> bool:
         """Whether the embedding model is loaded, by the service or to compare questions."""
         serves = self.serves_search and self.stage != "bundle"
-        return serves or self.stage in ("synthesize", "preview")
+        return serves or self.stage in ("synthesize", "preview", "warm_start")
 
     def sees(self, root: str) -> bool:
         """Whether files below `paths.{root}` can be read from here, unlike another machine's volume."""
@@ -160,6 +162,7 @@ class CheckContext:
             "train": start,
             "synthesize": {"challenger": config.get("challenger") if self.serves_model else None},
             "preview": served if self.serves_model else {},
+            "warm_start": served,
             "serve_model": served,
             "bundle": served,
             "agent_bench": served if self.serves_model else {},

@@ -76,7 +76,7 @@ def has_valid_numbers(ctx: CheckContext) -> bool:
 def check_values(ctx: CheckContext) -> Iterator[Finding]:
     """Values must follow RULES, chunks must fit, and data must be one file each."""
     config = ctx.config
-    if ctx.stage in ("prepare_data", "preview"):
+    if ctx.stage in ("prepare_data", "preview", "warm_start"):
         from search.indexing.chunking import Chunking, ChunkingError
 
         try:

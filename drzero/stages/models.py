@@ -114,11 +114,17 @@ def preview_overrides(overrides: Sequence[str]) -> list[str]:
         named = [o for o in overrides if o.startswith("model=") and o.partition("=")[2] not in groups]
         others = [override for override in overrides if override not in named]
         chosen = [] if any(override.startswith("model=") for override in others) else [f"model={PLAIN_MODEL}"]
-    if "source" in given and "retrieval.embedder" not in given:
-        typed = [o.partition("=")[2] for o in overrides if o.startswith("hardware=")]
-        if (typed or [fitting_hardware(overrides)])[-1] == "cpu":
-            chosen.append("retrieval.embedder=packaged-minilm")
-    return [*chosen, *others, *(f"endpoint_{override}" for override in named)]
+    return [*chosen, *sample_embedder(overrides), *others, *(f"endpoint_{override}" for override in named)]
+
+
+def sample_embedder(overrides: Sequence[str]) -> list[str]:
+    """The small embedder for a sample of `source=` that is indexed on a CPU, unless one is chosen."""
+    given = {override.partition("=")[0] for override in overrides}
+    typed = [o.partition("=")[2] for o in overrides if o.startswith("hardware=")]
+    if "source" not in given or "retrieval.embedder" in given:
+        return []
+    is_cpu = (typed or [fitting_hardware(overrides)])[-1] == "cpu"
+    return ["retrieval.embedder=packaged-minilm"] if is_cpu else []
 
 
 def evaluate_overrides(overrides: Sequence[str]) -> list[str]:

@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from data.demo_world import generate_world
-from drzero.policies.warm_start import Example, encode
 from drzero.stages.demo_models import load_base_tokenizer
+from verl_ext.method.demonstration import Example, encode
 from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.tool_calls import render_tool_call
 

@@ -15,11 +15,11 @@ from drzero.policies.warm_start import (
     OwnTokenTrainer,
     batched,
     collate,
-    encode,
     newest_checkpoint,
     write_adapter,
 )
 from drzero.recipe.compose import compose_stage, resolve
+from verl_ext.method.demonstration import encode
 
 HOPS = (1, 2, 3, 4)
 

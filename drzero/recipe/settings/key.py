@@ -20,7 +20,8 @@ MISSING: Any = "???"
 Number = int | float  # a float that stays a whole number when written as one
 
 TRAINING = ("challenger", "solver", "train")
-SAMPLING = ("synthesize", "evaluate", "preview")  # the stages that keep a journal of conversations
+SAMPLING = ("synthesize", "evaluate", "preview", "warm_start")
+"""The stages that keep a journal of conversations."""
 CONVERSING = ("challenger", "synthesize", "solver", "evaluate", "preview")
 SERVING = ("challenger", "synthesize", "evaluate", "preview")
 """The stages in which a model is served outside veRL."""

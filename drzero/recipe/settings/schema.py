@@ -17,6 +17,7 @@ from drzero.recipe.settings.key import TRAINING, Key, keys_of
 OWN: dict[str, type | None] = {
     "prepare_data": stages.PrepareData,
     "preview": stages.Preview,
+    "warm_start": stages.WarmStart,
     "challenger": stages.Challenger,
     "synthesize": stages.Synthesize,
     "solver": stages.SolverStage,

@@ -319,6 +319,32 @@ class Preview(PrepareData, Endpoint):
 
 
 @dataclass
+class WarmStart(Preview):
+    """The warm start: a preview's or synthesize's good conversations, and a supervised training on them."""
+
+    demonstrations: list[str] = key(
+        [],
+        "Written from=: run folders of preview or synthesize to learn from. Without any, endpoint= makes a "
+        "preview first.",
+    )
+    epochs: Number = key(3, "Passes over the demonstrations.", above=0)
+    batch_size: int = key(8, "Demonstrations of an update, on all GPUs together.", low=1)
+    learning_rate: Number = key(
+        2e-4, "Learning rate: about 1e-3 for an adapter of a model of 100M, 1e-5 for whole weights.", above=0
+    )
+    lora_rank: int = key(
+        16, "Rank of the adapter, which the model then contains; 0 trains all weights.", low=0
+    )
+    held_out_share: Number = key(0.1, "Share of pairs to measure with, by document.", above=0, high=0.5)
+    check: int = key(24, "Held-out documents to ask about before and after; 0 for none.", low=0)
+    least: int = key(20, "Demonstrations below which nothing is trained.", low=2)
+    terms: str | None = key(
+        None, "For the model card: under whose terms the teacher's words may train a model."
+    )
+    settings_of: str | None = key(None, "Group of config/model/ for the new model; model= sets it.")
+
+
+@dataclass
 class Merge:
     """The merge stage."""
 

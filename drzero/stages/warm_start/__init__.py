@@ -1,0 +1,178 @@
+"""The warm start: a small model learns the format and the searching from conversations that passed the gates.
+
+    drzero warm-start from=outputs/checkpoints/preview model=smollm2-135m hardware=cpu learning_rate=1e-3
+    drzero warm-start source=papers.jsonl endpoint=https://api.example.com/v1 endpoint_model=a-model rows=400
+    drzero evolve model=outputs/checkpoints/warm_start/model        # it is a model like any other
+
+Demonstrations come from runs of preview or synthesize; with `endpoint=`, a preview is made first. The same
+gates judge them, a right attempt confirms them, and what the evaluation asks stays out (gates.benchmarks=).
+veRL's supervised trainer learns them, on a laptop as on GPUs. Before and after, the model asks and answers
+on documents it has not seen. A rerun after a kill resumes.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from data.errors import DataError
+from drzero.checkpoints.export import export_policy
+from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
+from drzero.ops.process.lock import HeldLock
+from drzero.preflight.inputs import gate_questions
+from drzero.preflight.tokenizers import load_chat_tokenizer
+from drzero.recipe.compose import write_resolved
+from drzero.recipe.errors import CheckError
+from drzero.recipe.overrides import assigned
+from drzero.recipe.tables import console, new_table
+from drzero.stages.models import costs, sample_embedder
+from drzero.stages.preview import run_preview
+from drzero.stages.result import REPORT, RESULT, write_result
+from drzero.stages.services import check_and_resolve
+from drzero.stages.synthesize import gates_of
+from drzero.stages.warm_start.card import write_card
+from drzero.stages.warm_start.check import play_check, shares
+from drzero.stages.warm_start.choose import Chosen, Source, choose, read_source
+from drzero.stages.warm_start.training import losses, train
+from verl_ext.artefacts import announce
+from verl_ext.method.chat import call_form
+
+DEMONSTRATIONS, LEFT_OUT = "demonstrations.jsonl", "left_out.jsonl"
+PREVIEW = "preview"  # the folder of its own preview
+
+
+def warm_start_overrides(overrides: Sequence[str]) -> list[str]:
+    """`from=FOLDER` or `from=[FOLDER,…]` is `demonstrations=`. `model=` also names the new model's settings."""
+    written = sample_embedder(overrides)
+    for override in overrides:
+        key, _, value = override.partition("=")
+        if key == "from":
+            folders = value[1:-1].split(",") if value.startswith("[") else [value]
+            override = assigned("demonstrations", [folder.strip() for folder in folders])
+        written.append(override)
+        if key == "model":
+            written.append(assigned("settings_of", value))
+    return written
+
+
+def run_warm_start(config: DictConfig) -> None:
+    """Choose the demonstrations, train on them, check the model, and write it with its card.
+
+    Raises PreflightFailed, CheckError, DataError with too few demonstrations, OutOfTime, ServiceDied,
+    ChildFailed or ConversationsFailed.
+    """
+    config = check_and_resolve(config, "warm_start")
+    folder = Path(config.run.dir)
+    with HeldLock(folder / "lock"):
+        remove_temporaries(folder)
+        (folder / RESULT).unlink(missing_ok=True)
+        sources = _sources(config)
+        _search_as(config, sources[0])
+        write_resolved(config)
+        chosen = _choose(config, sources)
+        before = _check(config, str(config.base_model), "before", chosen)
+        model = export_policy(config, train(config, chosen))
+        after = _check(config, str(model), "after", chosen)
+        write_resolved(config)  # the checks have written theirs
+        report = {
+            "counts": chosen.counts(),
+            "left_out": dict(Counter(_gate(one.reason) for one in chosen.left_out).most_common()),
+            "losses": losses(folder),
+            "before": shares(before),
+            "after": shares(after),
+            "teachers": sorted({source.teacher for source in sources}),
+        }
+        write_card(model, config, report)
+        _finish(config, report, model, costs([*before, *after]))
+
+
+def _sources(config: DictConfig) -> list[Source]:
+    if config.demonstrations:
+        return [read_source(Path(folder)) for folder in config.demonstrations]
+    preview = OmegaConf.merge(config, {"run": {"name": PREVIEW, "dir": f"{config.run.dir}/{PREVIEW}"}})
+    assert isinstance(preview, DictConfig)
+    preview.out_dir = f"{preview.run.dir}/prompts"
+    run_preview(preview)
+    return [read_source(Path(preview.run.dir))]
+
+
+def _search_as(config: DictConfig, source: Source) -> None:
+    """The check searches the index that the demonstrations were made with."""
+    with open_dict(config):
+        for name in ("index", "chroma", "faiss"):
+            config[name] = source.settings[name]
+        config.retrieval.embedder = source.settings["retrieval"]["embedder"]
+
+
+def _choose(config: DictConfig, sources: Sequence[Source]) -> Chosen:
+    folder = Path(config.run.dir)
+    tokenizer = load_chat_tokenizer(str(config.base_model), "base_model")
+    if (form := call_form(tokenizer)) != "hermes":
+        raise CheckError(
+            f"base_model={config.base_model} writes calls as {form}, and demonstrations write them as hermes "
+            "(JSON in <tool_call> tags): choose a model that does too, such as Qwen's"
+        )
+    chosen = choose(config, sources, tokenizer, gates_of(config, gate_questions(config)))
+    write_jsonl(folder / DEMONSTRATIONS, (one.to_dict() for one in chosen.demonstrations))
+    write_jsonl(folder / LEFT_OUT, (one.to_dict() for one in chosen.left_out))
+    _print_chosen(config.run.name, chosen)
+    for name in (DEMONSTRATIONS, LEFT_OUT):
+        announce(folder / name)
+    if (found := len(chosen.of("train"))) < config.least:
+        raise DataError(
+            f"{found} demonstrations are left to train on, and least={config.least} are required: see "
+            f"{folder / LEFT_OUT} for the reasons, then name more runs (from=), or ask for more (rows=)"
+        )
+    return chosen
+
+
+def _check(config: DictConfig, model: str, when: str, chosen: Chosen) -> list[dict[str, Any]]:
+    if not config.check or not chosen.held_out_pairs:
+        return []
+    return play_check(config, model, when, chosen.held_out_pairs)
+
+
+def _gate(reason: str) -> str:
+    """A reason's kind: the text before its colon, of the first gate."""
+    return reason.partition(":")[0]
+
+
+def _print_chosen(name: str, chosen: Chosen) -> None:
+    table = new_table(f"{name}: demonstrations", "split", "role", ">1 hop", ">2 hops", ">3 hops", ">more")
+    for split, roles in chosen.counts().items():
+        for role, by_hop in roles.items():
+            few = [by_hop.get(str(hop), 0) for hop in (1, 2, 3)]
+            table.add_row(split, role, *map(str, few), str(sum(by_hop.values()) - sum(few)))
+    left_out = new_table("left out", "reason", ">conversations")
+    for reason, times in Counter(_gate(one.reason) for one in chosen.left_out).most_common():
+        left_out.add_row(reason, str(times))
+    console().print(table, left_out)
+
+
+def _finish(config: DictConfig, report: Mapping[str, Any], model: Path, cost: Mapping[str, Any]) -> None:
+    folder = Path(config.run.dir)
+    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    announce(folder / REPORT)
+    table = new_table(f"{config.run.name}: held-out documents", "", ">n", ">before", ">after", ">95 % after")
+    for name, after in report["after"].items():
+        before = report["before"].get(name, {})
+        interval = f"{after['low']:.2f}–{after['high']:.2f}"
+        table.add_row(
+            name, str(after["n"]), f"{before.get('share', 0):.2f}", f"{after['share']:.2f}", interval
+        )
+    out = console()
+    out.print(table)
+    lost = {key: "–" if value is None else f"{value:.3f}" for key, value in report["losses"].items()}
+    out.print(
+        f"loss: training {lost['first_train']} to {lost['last_train']}, "
+        f"held out {lost['first_held_out']} to {lost['last_held_out']}"
+    )
+    out.print(f"the model: {model} (use it with model={model})", soft_wrap=True)
+    figures = {"demonstrations": sum(sum(hops.values()) for hops in report["counts"]["train"].values())}
+    figures |= {f"{name}_after": share["share"] for name, share in report["after"].items()}
+    tokens = cost["tokens_in"] + cost["tokens_out"]
+    outputs = {"model": model, "demonstrations": folder / DEMONSTRATIONS, "left_out": folder / LEFT_OUT}
+    write_result(config, outputs, tokens, figures)

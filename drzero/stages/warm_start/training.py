@@ -1,0 +1,217 @@
+"""The supervised training: veRL's own trainer on the chosen rows, the same on a laptop and on GPUs."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from drzero.ops.console import say
+from drzero.ops.files import atomic_path, atomic_write
+from drzero.ops.process.child import Command
+from drzero.ops.services.services import ServiceGroup
+from drzero.ops.supervisor import run_supervised
+from drzero.recipe.compose import verl_config, verl_env
+from drzero.recipe.errors import CheckError
+from drzero.recipe.fingerprint import fingerprint_model
+from drzero.recipe.metrics import MetricsTail, metrics_path, read_metrics
+from drzero.stages.warm_start.choose import Chosen, Demonstration
+from verl_ext.checkpoints import saved_step, step_folder
+from verl_ext.stop_time import require_time
+
+WORK = "training"  # the trainer's folder below the run's
+_MADE_FROM = "made_from.json"
+_SAVES = 5  # checkpoints of a run, so that a kill costs at most a fifth of it
+_TELL_EVERY_S = 30.0
+_START_S = 60.0  # with less time left, nothing is started
+
+
+def train(config: DictConfig, chosen: Chosen) -> Path:
+    """Train to the last step, or resume. Returns the folder with its checkpoints.
+
+    Raises CheckError if the folder holds a training on other demonstrations, OutOfTime, or ChildFailed.
+    """
+    folder, work = Path(config.run.dir), Path(config.run.dir) / WORK
+    rows, held_out = chosen.of("train"), chosen.of("held_out")
+    batch = min(config.batch_size, len(rows))
+    steps = max(1, round(config.epochs * len(rows) / batch))
+    _check_same(work, _made_from(config, rows, steps))
+    if saved_step(work) >= steps:
+        return work
+    require_time(config.run.name, _START_S)
+    _tidy(work)
+    train_path, held_out_path = folder / "train.parquet", folder / "held_out.parquet"
+    _write_rows(train_path, rows)
+    _write_rows(held_out_path, held_out)
+    # veRL drops an incomplete batch, so fewer rows than a batch have no loss.
+    val = held_out_path if len(held_out) >= batch else None
+    write_config(config, work, train_path, val, batch, steps)
+    say("training", f"{steps} steps of {batch} on {len(rows)} demonstrations, log: {folder}/logs/trainer.log")
+    with _telling(folder, steps), ServiceGroup([]) as services:
+        run_supervised(_command(config, folder, work), services)
+    return work
+
+
+def losses(folder: Path) -> dict[str, float | None]:
+    """The first and last training loss, and the held-out losses, as the run logged them."""
+    steps = read_metrics(folder)
+    found = {
+        name: [step[name] for step in steps.values() if name in step] for name in ("train/loss", "val/loss")
+    }
+    named = {"train": found["train/loss"], "held_out": found["val/loss"]}
+    return {
+        f"{end}_{name}": (values[place] if values else None)
+        for name, values in named.items()
+        for end, place in (("first", 0), ("last", -1))
+    }
+
+
+def _made_from(config: DictConfig, rows: Sequence[Demonstration], steps: int) -> dict[str, Any]:
+    text = json.dumps([(one.example.ids_T, one.example.own_T) for one in rows])
+    return {
+        "demonstrations": hashlib.sha256(text.encode()).hexdigest(),
+        "base_model": fingerprint_model(str(config.base_model)),
+        "steps": steps,
+        **{name: config[name] for name in ("batch_size", "learning_rate", "lora_rank")},
+        "seed": config.data.seed,
+    }
+
+
+def _check_same(work: Path, made_from: Mapping[str, Any]) -> None:
+    path = work / _MADE_FROM
+    if not path.is_file():
+        work.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps(made_from, indent=1))
+        return
+    was = json.loads(path.read_text(encoding="utf-8"))
+    if changed := [name for name in made_from if was.get(name) != made_from[name]]:
+        raise CheckError(
+            f"{work} holds a training with other {', '.join(changed)}: set another run.name, or remove the "
+            "folder to start over"
+        )
+
+
+def _tidy(work: Path) -> None:
+    """Remove checkpoints other than the recorded one: a kill has cut them off, or they are older."""
+    last = step_folder(work, saved_step(work))
+    for folder in work.glob("global_step_*"):
+        if folder != last:
+            shutil.rmtree(folder)
+
+
+def _write_rows(path: Path, rows: Sequence[Demonstration]) -> None:
+    table = pa.table(
+        {
+            "ids": pa.array([one.example.ids_T for one in rows], pa.list_(pa.int64())),
+            "own": pa.array([[int(own) for own in one.example.own_T] for one in rows], pa.list_(pa.int64())),
+        }
+    )
+    with atomic_path(path) as partial:
+        pq.write_table(table, partial)
+
+
+def write_config(
+    config: DictConfig, work: Path, train: Path, held_out: Path | None, batch: int, steps: int
+) -> None:
+    """Compose veRL's `sft_trainer_engine` with this run's values into `work`/sft.yaml."""
+    with initialize_config_dir(urlsplit(verl_config()).path, version_base=None):
+        composed = compose("sft_trainer_engine")
+    on_cpu = config.machine.device == "cpu"
+    ours = {
+        "data": {
+            "train_files": str(train),
+            "val_files": None if held_out is None else str(held_out),
+            "train_batch_size": batch,
+            "micro_batch_size_per_gpu": 1,
+            # Rows of a GPU's micro-batch are packed. On a CPU every packed token would attend to all others.
+            "use_dynamic_bsz": not on_cpu,
+            "max_token_len_per_gpu": max(8192, config.solver.max_context_tokens),
+            "num_workers": 0,
+            "custom_cls": {"path": "pkg://verl_ext.trainer.supervised", "name": "DemonstrationRows"},
+        },
+        "model": {
+            "path": str(config.base_model),
+            "lora_rank": config.lora_rank,
+            "lora_alpha": 2 * config.lora_rank,
+            "enable_gradient_checkpointing": not on_cpu,
+            "override_config": {"attn_implementation": "sdpa" if on_cpu else "drzero_packed"},
+        },
+        "engine": {
+            "strategy": "fsdp2",
+            "use_torch_compile": False,
+            "mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
+        },
+        "optim": {
+            "lr": config.learning_rate,
+            "lr_warmup_steps": min(10, steps // 2),
+            "weight_decay": 0.0,
+        },
+        "trainer": {
+            "default_local_dir": str(work),
+            "project_name": "drzero",
+            "experiment_name": config.run.name,
+            "device": config.machine.device,
+            "nnodes": 1,
+            "n_gpus_per_node": config.machine.gpus,
+            "logger": ["file"],
+            "total_epochs": steps,  # more than enough: the steps end it
+            "total_training_steps": steps,
+            "save_freq": max(1, -(-steps // _SAVES)),
+            "test_freq": max(1, -(-steps // _SAVES)) if held_out else -1,
+            # With one, veRL would remove the last before it writes the next.
+            "max_ckpt_to_keep": 2,
+            "seed": config.data.seed,
+        },
+    }
+    with open_dict(composed):
+        merged = OmegaConf.merge(composed, ours)
+    atomic_write(work / "sft.yaml", OmegaConf.to_yaml(merged, resolve=True))
+
+
+def _command(config: DictConfig, folder: Path, work: Path) -> Command:
+    program = ("verl_ext.trainer.supervised", str(work / "sft.yaml"))
+    several = ("torch.distributed.run", "--standalone", f"--nproc-per-node={config.machine.gpus}", "-m")
+    launcher = several if config.machine.gpus > 1 else ()
+    root = str(Path(__file__).resolve().parents[3])
+    return Command(
+        name="trainer",
+        command=(sys.executable, "-m", *launcher, *program),
+        log_path=folder / "logs" / "trainer.log",
+        env={
+            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+            "TOKENIZERS_PARALLELISM": "false",
+            "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
+            **verl_env(config),
+        },
+    )
+
+
+@contextmanager
+def _telling(folder: Path, steps: int) -> Iterator[None]:
+    """Say now and then how far the trainer is."""
+    ended, tail = threading.Event(), MetricsTail(folder)
+
+    def tell() -> None:
+        while not ended.wait(_TELL_EVERY_S):
+            said = [(step, data["train/loss"]) for step, data in tail.stream() if "train/loss" in data]
+            if said:
+                say("training", f"step {said[-1][0]} of {steps}, loss {said[-1][1]:.3f}")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
