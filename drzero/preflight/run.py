@@ -199,7 +199,6 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
         _EMBEDDER,
         _ENDPOINT,
         PreflightCheck(inputs.check_gates, "gates", reads="corpus"),
-        PreflightCheck(environment.check_imports, "imports"),
         _SEARCH_PORTS,
         *_RUN,
     ],

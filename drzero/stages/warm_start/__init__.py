@@ -45,7 +45,7 @@ PREVIEW = "preview"  # the folder of its own preview
 
 
 def warm_start_overrides(overrides: Sequence[str]) -> list[str]:
-    """`from=FOLDER` or `from=[FOLDER,…]` is `demonstrations=`. `model=` also names the new model's settings."""
+    """`from=FOLDER` or `from=[FOLDER,…]` is `demonstrations=`. `model=` also names the settings."""
     written = sample_embedder(overrides)
     for override in overrides:
         key, _, value = override.partition("=")
