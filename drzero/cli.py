@@ -240,7 +240,7 @@ def _overview() -> str:
         cells = [f"  {name:<17}{command.about:<30}" for name, command in commands.items()]
         rows = -(-len(cells) // 2)
         lines += [f"{title}:", *("".join(cells[row::rows]).rstrip() for row in range(rows)), ""]
-    return _HELP.format(commands="\n".join(lines))
+    return _HELP.format(commands="\n".join(lines[:-1]))
 
 
 def _show(text: str) -> None:

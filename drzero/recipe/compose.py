@@ -5,7 +5,6 @@
 Hydra composes only here. The trainer reads the resolved file.
 """
 
-import json
 import os
 import re
 import shlex
@@ -34,7 +33,6 @@ from environments.registry import canonical, shown
 CONFIG_DIR = Path(__file__).resolve().parents[2] / "config"
 WITH_ENVIRONMENT = ("train", "evaluate", "agent_bench")
 RESOLVED = "resolved"
-WARM_START = "warm_start.json"  # in a warm-started model's folder: what it was made from
 CPUS_A_GPU = 3  # Ray CPUs that veRL 0.9.1 reserves with each training GPU, on the GPU's node
 ATTEMPTS_A_REWARD_WORKER = 160
 """A worker takes about 20 ms to render and parse an attempt of four turns, and a step waits for all."""
@@ -160,7 +158,7 @@ def fitting_hardware(overrides: Sequence[str]) -> str:
 
 def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
     """Compose `config/{stage}.yaml` with overrides and absolute paths. Raises OverrideError."""
-    overrides = with_model_folder(with_environment(stage, in_full(stage, overrides)))
+    overrides = with_environment(stage, in_full(stage, overrides))
     if not any(override.startswith("hardware=") for override in overrides):
         overrides.insert(0, f"hardware={fitting_hardware(overrides)}")
     schema = schema_of(stage)
@@ -232,27 +230,6 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
             continue
         has_file = (CONFIG_DIR / "environment" / f"{name}.yaml").is_file()
         written += [f"environment={name if has_file else 'named'}", assigned("environment.name", name)]
-    return written
-
-
-def with_model_folder(overrides: Sequence[str]) -> list[str]:
-    """Replace `model=FOLDER` of a warm-started model by its settings and its folder. Raises OverrideError."""
-    written: list[str] = []
-    for override in overrides:
-        key, _, value = override.partition("=")
-        about = Path(value) / WARM_START
-        if key != "model" or not (os.sep in value or about.is_file()):
-            written.append(override)
-            continue
-        try:
-            settings = json.loads(about.read_text(encoding="utf-8"))["model"]
-        except (OSError, ValueError, KeyError) as error:
-            raise OverrideError(
-                f"{override}: {value} is no warm-started model (no readable {WARM_START} is in it). For "
-                "another model's folder set base_model=FOLDER, and model= to the group with its settings"
-            ).of(override) from error
-        written += [f"model={settings}"] if settings else []
-        written.append(assigned("base_model", os.path.abspath(value)))
     return written
 
 

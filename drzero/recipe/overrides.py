@@ -6,6 +6,7 @@ Hydra alone would accept mistakes that only show once services are up, such as a
 """
 
 import dataclasses
+import json
 import os
 import re
 import sys
@@ -41,6 +42,7 @@ register()
 
 PLAIN_MODEL = "qwen2.5-3b"
 """An option of model/ that sets only base_model. Models without an option build on it."""
+WARM_START = "warm_start.json"  # in the folder of a warm-started model: what it was made from
 
 # Users may add entries to these mappings without a sign.
 _OPEN_MAPPINGS = (
@@ -146,7 +148,7 @@ def _quoted(override: str, schema: Schema) -> str:
 
 def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
     """A stage's overrides, with old names and veRL's replaced by ours. Without veRL, its keys are skipped."""
-    overrides = [quote_in_list(word) for override in overrides for word in _model_by_name(override)]
+    overrides = [quote_in_list(word) for override in overrides for word in model_by_name(override)]
     overrides = [_by_new_name(override) for override in overrides]
     if schema is None or schema.stage == "evolve":
         return overrides
@@ -175,7 +177,7 @@ def _say_once(line: str) -> None:
     print(line, file=sys.stderr)
 
 
-def _model_by_name(override: str) -> list[str]:
+def model_by_name(override: str) -> list[str]:
     """`model=OWNER/NAME` or `model=FOLDER` as an option with `base_model`. Other names stay."""
     key, _, value = override.partition("=")
     name = value.strip("'\"")
@@ -186,7 +188,19 @@ def _model_by_name(override: str) -> list[str]:
         # A run's processes work in other folders.
         name = os.path.abspath(os.path.expanduser(name))
     option = _options_by_model().get(name)
-    return [f"model={option}"] if option else [f"model={PLAIN_MODEL}", assigned("base_model", name)]
+    return [f"model={option}"] if option else [f"model={_settings_of(name)}", assigned("base_model", name)]
+
+
+def _settings_of(folder: str) -> str:
+    """The option with a model's settings: a warm-started model has those of the one it started from."""
+    about = Path(folder) / WARM_START
+    if not about.is_file():
+        return PLAIN_MODEL
+    try:
+        settings = json.loads(about.read_text(encoding="utf-8"))["settings_of"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise OverrideError(f"model={folder}: its {WARM_START} cannot be read ({error})") from error
+    return str(settings)
 
 
 @cache

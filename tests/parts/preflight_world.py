@@ -22,7 +22,7 @@ from torch import zeros
 from data.parquet_io import write_training_rows
 from drzero.preflight.context import Readings
 from drzero.preflight.model_shape import KNOWN, ModelShape, config_of
-from drzero.recipe.compose import CONFIG_DIR, compose_stage, fitting_hardware, with_environment
+from drzero.recipe.compose import CONFIG_DIR, RESOLVED, compose_stage, fitting_hardware, with_environment
 from drzero.recipe.overrides import OverrideError
 from drzero.recipe.settings.schema import schema_of
 from drzero.recipe.settings.verl import ALIASES
@@ -57,6 +57,7 @@ class World:
         self.trained = self.checkpoints / "trained"
         (self.trained / "global_step_1").mkdir(parents=True)
         (self.trained / TRACKER).write_text("1")
+        (self.trained / f"{RESOLVED}.yaml").touch()
 
     def prompts(self, form: str) -> Path:
         return self.corpus / "data" / f"prompts_{form}.parquet"
@@ -83,6 +84,7 @@ class World:
         asked = ("evaluate", "ask", "serve_agent")
         files |= {stage: [f"solver.model_path={export}"] for stage in asked}
         files["merge"] = [f"source={self.trained}"]
+        files["warm_start"] = [f"demonstrations=[{self.trained}]"]
         files["solver"] = [f"data.{name}_files={self.questions(form, name)}" for name in ("train", "val")]
         return common + files.get(stage, [])
 

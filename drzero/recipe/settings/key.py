@@ -22,8 +22,8 @@ Number = int | float  # a float that stays a whole number when written as one
 TRAINING = ("challenger", "solver", "train")
 SAMPLING = ("synthesize", "evaluate", "preview", "warm_start")
 """The stages that keep a journal of conversations."""
-CONVERSING = ("challenger", "synthesize", "solver", "evaluate", "preview")
-SERVING = ("challenger", "synthesize", "evaluate", "preview")
+CONVERSING = ("challenger", "synthesize", "solver", "evaluate", "preview", "warm_start")
+SERVING = ("challenger", "synthesize", "evaluate", "preview", "warm_start")
 """The stages in which a model is served outside veRL."""
 
 TORCH_DEVICE = (r"cpu|cuda(:\d+)?|mps", "cpu, cuda, cuda:N or mps")

@@ -26,7 +26,7 @@ from drzero.preflight.inputs import gate_questions
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import write_resolved
 from drzero.recipe.errors import CheckError
-from drzero.recipe.overrides import assigned
+from drzero.recipe.overrides import assigned, model_by_name
 from drzero.recipe.tables import console, new_table
 from drzero.stages.models import costs, sample_embedder
 from drzero.stages.preview import run_preview
@@ -54,7 +54,7 @@ def warm_start_overrides(overrides: Sequence[str]) -> list[str]:
             override = assigned("demonstrations", [folder.strip() for folder in folders])
         written.append(override)
         if key == "model":
-            written.append(assigned("settings_of", value))
+            written.append(assigned("settings_of", model_by_name(override)[0].partition("=")[2]))
     return written
 
 

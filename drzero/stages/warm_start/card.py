@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from drzero.ops.files import atomic_write
 from drzero.ops.hub import HUB_ID
-from drzero.recipe.compose import WARM_START
+from drzero.recipe.overrides import PLAIN_MODEL, WARM_START
 from verl_ext.artefacts import announce
 
 _ROWS = {
@@ -24,7 +24,7 @@ _ROWS = {
 def write_card(model: Path, config: DictConfig, report: Mapping[str, Any]) -> None:
     """Write both files into the model's folder."""
     about = {
-        "model": config.settings_of,
+        "settings_of": config.settings_of or PLAIN_MODEL,
         "started_from": str(config.base_model),
         "terms": config.terms,
         **report,
