@@ -37,6 +37,7 @@ class DemonstrationRows(Dataset[dict[str, torch.Tensor]]):
 def train(config: DictConfig) -> None:
     """Train to `trainer.total_training_steps`, from the last checkpoint if there is one."""
     _join(config.trainer.device)
+    torch.manual_seed(config.trainer.seed)  # which veRL 0.9.1 leaves out, so every adapter would begin anew
     SFTTrainer(config).fit()
     destroy_global_process_group()
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from omegaconf import DictConfig, OmegaConf
 from data.journal import Journal
 from data.pairs import Pair, question_and_answer
 from data.spread import spread
+from drzero.checkpoints.export import ABOUT
 from drzero.ops.console import say
 from drzero.ops.services.services import ServiceGroup
+from drzero.recipe.fingerprint import fingerprint
 from drzero.stages.conversations import (
     Failed,
     check_failed_share,
@@ -57,6 +59,9 @@ def play_check(config: DictConfig, model_path: str, when: str, pairs: Sequence[P
     )
     assert isinstance(served, DictConfig)
     model = own_model(served, _SERVICE)
+    if (export := Path(model_path) / ABOUT).is_file():
+        # Its card is written after the check, so the folder as a whole is no identity.
+        model = replace(model, identity=fingerprint(export))
     chosen = spread(pairs, lambda pair: pair.hop)[: config.check]
     jobs = [
         _Job(2 * n + k, role, pair)

@@ -158,12 +158,12 @@ def choose(config: DictConfig, sources: Sequence[Source], tokenizer: Any, gates:
         record, source = by_key[pair.prompt_index, pair.sample], source_of[pair.prompt_index]
         for role, outcome in _conversations(pair, record):
             about = (role, pair.hop, pair.doc_id, pair.question, pair.answer, source)
-            example = outcome if isinstance(outcome, str) else render(config, tokenizer, pair, role, outcome)
-            if isinstance(example, str):
-                left_out.append(LeftOut(*about, example))
+            learnt = outcome if isinstance(outcome, str) else _first(config, tokenizer, pair, role, outcome)
+            if isinstance(learnt, str):
+                left_out.append(LeftOut(*about, learnt))
             else:
-                assert isinstance(outcome, Trajectory)
-                found.append(Demonstration(*about, split, outcome.to_dict(), example))
+                said, example = learnt
+                found.append(Demonstration(*about, split, said.to_dict(), example))
     kept, surplus = balanced(found, config.data.seed)
     pairs = [pair for pair in selection.accepted if sha256(pair.document.encode()).hexdigest() in held_out]
     return Chosen(kept, [*left_out, *surplus], pairs)
@@ -190,10 +190,10 @@ def _refused(selection: Selection, source_of: Mapping[int, str]) -> Iterator[Lef
             yield LeftOut("challenger", *about, source, "; ".join(sample.reasons))
 
 
-def _conversations(pair: Pair, record: Record) -> Iterator[tuple[str, Trajectory | str]]:
-    """Each role's conversation about a pair, or why there is none."""
+def _conversations(pair: Pair, record: Record) -> Iterator[tuple[str, list[Trajectory] | str]]:
+    """Each role's conversations about a pair, the one to prefer first, or why there is none."""
     if "attempts" not in record:  # of synthesize, which makes none
-        yield "challenger", pair.trajectory
+        yield "challenger", [pair.trajectory]
         yield "solver", "attempts: the run made none"
         return
     right = [attempt for attempt in record["attempts"] if attempt["finished"] and attempt["right"]]
@@ -202,14 +202,25 @@ def _conversations(pair: Pair, record: Record) -> Iterator[tuple[str, Trajectory
         for role in ROLES:
             yield role, f"attempts: none of {tried} gave the challenger's answer, so nobody confirms it"
         return
-    yield "challenger", pair.trajectory
+    yield "challenger", [pair.trajectory]
     searched = [attempt for attempt in right if attempt["searches"]]
-    if not searched:
-        yield "solver", "attempts: the right ones did not search"
-        return
     # The shortest is the one to imitate.
-    best = min(searched, key=lambda attempt: attempt["tokens_out"])
-    yield "solver", Trajectory.from_dict(best["trajectory"])
+    searched.sort(key=lambda attempt: attempt["tokens_out"])
+    found = [Trajectory.from_dict(attempt["trajectory"]) for attempt in searched]
+    yield "solver", found or "attempts: the right ones did not search"
+
+
+def _first(
+    config: DictConfig, tokenizer: Any, pair: Pair, role: str, conversations: Sequence[Trajectory]
+) -> tuple[Trajectory, Example] | str:
+    """The first conversation that can be imitated, or why the last cannot."""
+    fault = ""
+    for said in conversations:
+        example = render(config, tokenizer, pair, role, said)
+        if isinstance(example, Example):
+            return said, example
+        fault = example
+    return fault
 
 
 def render(config: DictConfig, tokenizer: Any, pair: Pair, role: str, said: Trajectory) -> Example | str:

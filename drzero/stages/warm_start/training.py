@@ -52,7 +52,8 @@ def train(config: DictConfig, chosen: Chosen) -> Path:
     require_time(config.run.name, _START_S)
     _tidy(work)
     train_path, held_out_path = folder / "train.parquet", folder / "held_out.parquet"
-    _write_rows(train_path, rows)
+    # All epochs as one: veRL 0.9.1 skips a whole epoch if it resumes at the end of one.
+    _write_rows(train_path, [rows[place % len(rows)] for place in range(steps * batch)])
     _write_rows(held_out_path, held_out)
     # veRL drops an incomplete batch, so fewer rows than a batch have no loss.
     val = held_out_path if len(held_out) >= batch else None
@@ -165,7 +166,7 @@ def write_config(
             "nnodes": 1,
             "n_gpus_per_node": config.machine.gpus,
             "logger": ["file"],
-            "total_epochs": steps,  # more than enough: the steps end it
+            "total_epochs": 1,
             "total_training_steps": steps,
             "save_freq": max(1, -(-steps // _SAVES)),
             "test_freq": max(1, -(-steps // _SAVES)) if held_out else -1,
