@@ -31,6 +31,7 @@ _TABLE = (
     ),
     Action("prepare-data", "index a corpus and write challenger prompts", "prepare-data", preflight=True),
     Action("challenger", "train the challenger", "challenger", None, True, True),
+    Action("warm-start", "learn from conversations that passed the gates", "warm-start", "single_h100", True),
     Action("synthesize", "its questions, gated, as solver data", "synthesize", None, True),
     Action("solver", "train the solver on them", "solver", None, True, True),
     Action("train", "GRPO in any environment: --env wordle", "train", None, True, True),

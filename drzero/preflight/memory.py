@@ -106,6 +106,18 @@ def check_compared(ctx: CheckContext) -> Iterator[Finding]:
         yield error("compare.dtype", why, fix, value=dtype)
 
 
+def check_supervised(ctx: CheckContext) -> Iterator[Finding]:
+    """The weights must fit the GPUs in float32, and gradients and Adam's states if all are trained."""
+    gpu, shape, rank = ctx.machine.gpu, ctx.shape(ctx.config.base_model), ctx.config.lora_rank
+    if gpu is None or shape is None:
+        return
+    needed = (4 if rank else 16) * shape.parameters / ctx.machine.gpus / GIB + _READING_GIB
+    if needed > gpu.memory_gib:
+        why = f"supervised training takes {needed:.0f} of {gpu.memory_gib:.0f} GiB before any activation"
+        fix = "take larger or more GPUs" + ("" if rank else ", or train an adapter (lora_rank=16)")
+        yield error("lora_rank", why, fix)
+
+
 def _with_what_fits(ctx: CheckContext, found: list[Finding]) -> list[Finding]:
     """The findings, the one about the GPUs' memory with overrides that would fit."""
     errors = [finding for finding in found if finding.severity is Severity.ERROR]

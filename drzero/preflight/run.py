@@ -194,6 +194,7 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     "preview": [*_CORPUS, *_SERVED, *_MODELS, _EMBEDDER, _ENDPOINT, _SEARCH_PORTS, *_RUN],
     "warm_start": [
         PreflightCheck(inputs.check_demonstrations, "demonstrations", reads="checkpoints"),
+        PreflightCheck(memory.check_supervised, "lora_rank", counts=True),
         *_SERVED,
         *_MODELS,
         _EMBEDDER,
