@@ -29,10 +29,10 @@ from drzero.ops.records import HEARTBEATS, OUT_OF_TIME, Record, RunRecords, read
 from drzero.ops.watchdog.post_mortem import Death, examine
 from drzero.recipe.compose import RESOLVED
 from drzero.recipe.metrics import MetricsTail, Steps, steps_of
-from drzero.stages.result import RESULT
+from drzero.stages.result import DEMONSTRATIONS, RESULT
 from drzero.stages.watch import CAUSES
 
-Kind = Literal["training", "preview", "synthesize", "evaluate", "merge", "loop"]
+Kind = Literal["training", "preview", "synthesize", "warm-start", "evaluate", "merge", "loop"]
 
 MANIFEST = "manifest.json"
 _SIGNS = (f"{RESOLVED}.yaml", "logs", HEARTBEATS, "dumps", "metrics", "report.json", MANIFEST, RESULT)
@@ -41,6 +41,8 @@ _DRAWN = (
     "drzero/val/",
     "drzero/failures/share",
     "drzero/rollout/token_drift_rate",
+    "train/loss",
+    "val/loss",
     "response_length/mean",
     "training/global_step",
 )
@@ -102,6 +104,8 @@ class RunFolder(RunRecords):
         """Which stage ran, told by what only that stage writes or has in its config."""
         if (self.folder / MANIFEST).is_file():
             return "loop"
+        if self.setting("demonstrations") or (self.folder / DEMONSTRATIONS).is_file():
+            return "warm-start"
         if "documents" in self.config:
             return "preview"
         if "gates" in self.config or (self.folder / "rejects.jsonl").is_file():

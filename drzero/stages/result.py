@@ -14,6 +14,7 @@ from verl_ext.artefacts import announce
 RESULT, REPORT = "result.json", "report.json"
 SAMPLES = "samples.jsonl"  # the journal of synthesize and preview: their conversations with the challenger
 FOUND = "questions.jsonl"
+DEMONSTRATIONS, LEFT_OUT = "demonstrations.jsonl", "left_out.jsonl"  # of a warm start
 
 
 @dataclass(frozen=True)

@@ -236,3 +236,57 @@ def loop_run(checkpoints: Path) -> Path:
     (checkpoints / "evolve").mkdir()
     (checkpoints / "evolve" / "manifest.json").write_text(json.dumps({"stages": stages}))
     return checkpoints / "evolve"
+
+
+def warm_start_run(folder: Path) -> Path:
+    """A finished warm start whose model keeps the format and answers more often after training."""
+    folder.mkdir(parents=True)
+    (folder / "resolved.yaml").write_text(
+        "# command: drzero warm-start from=preview\nrun: {name: warm_start}\n"
+        "compute: {provider: local, type: null, memory: null}\n"
+        "machine: {gpu: null, gpus: 1, nodes: 1, device: cpu}\n"
+        "base_model: models/demo-policy\ndocuments: 20\ngates: {evidence: true}\ndemonstrations: [preview]\n"
+    )
+    counts = {("train", 1): 3, ("train", 2): 2, ("held_out", 2): 1}
+    chosen = [(split, hop) for (split, hop), count in counts.items() for _ in range(count)]
+    about = {"question": QUESTION, "answer": "Brurbul Lernin", "source": "preview"}
+    demonstrations = [
+        {
+            "role": role,
+            "hop": hop,
+            **about,
+            "split": split,
+            "trajectory": conversation(QUESTION, "x").to_dict(),
+        }
+        for split, hop in chosen
+        for role in ("challenger", "solver")
+    ]
+    lines(folder / "demonstrations.jsonl", demonstrations)
+    reasons = ["balance: more of 1 hops", *(f"hops: {number} turns found passages" for number in range(4))]
+    left_out = [about | {"role": "solver", "hop": 2, "answer": None, "reason": reason} for reason in reasons]
+    lines(folder / "left_out.jsonl", left_out)
+    for when, right in (("before", 1), ("after", 2)):
+        played = [_checked(number, is_right=number < right) for number in range(2)]
+        lines(folder / f"{when}.jsonl", [{"identity": {}}, *(row for pair in played for row in pair)])
+    losses = [{"train/loss": 1.0}, {"val/loss": 0.9}, {"train/loss": 0.5}, {"val/loss": 0.6}]
+    logged = [{"step": 1 + place // 2, "data": data} for place, data in enumerate(losses)]
+    lines(folder / "metrics" / "attempt_001.jsonl", logged)
+    lines(
+        folder / "logs" / "events.jsonl",
+        [event(0, "start", "model", "starting"), event(9, "stopped", "model")],
+    )
+    (folder / "result.json").write_text(json.dumps({"outputs": {}, "tokens": 12, "figures": {}}))
+    return folder
+
+
+def _checked(number: int, *, is_right: bool) -> list[dict[str, Any]]:
+    """Both conversations of a pair of the check. A wrong challenger's question is missing."""
+    about = {"hop": 2, "doc_id": f"firm-{number}", "searched": True}
+    question, answer = (QUESTION, "Brurbul Lernin") if is_right else (None, "Porlal")
+    said = conversation(question or "", answer).to_dict()
+    asked = {"question": question, "answer": answer, "valid": is_right}
+    given = {"question": QUESTION, "target": "Brurbul Lernin", "answered": True, "right": is_right}
+    return [
+        {"number": 2 * number, "role": "challenger", **about, **asked, "trajectory": said},
+        {"number": 2 * number + 1, "role": "solver", **about, "answer": answer, **given, "trajectory": said},
+    ]

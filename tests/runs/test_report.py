@@ -1,7 +1,5 @@
 """A run's report in any state of the run, and that nothing from a run acts on the page."""
 
-import base64
-import gzip
 import html
 import json
 import os
@@ -12,7 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from html.parser import HTMLParser
 from itertools import pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -36,6 +33,7 @@ from made_run import (
 )
 from omegaconf import DictConfig, OmegaConf
 from scipy import stats
+from shown_page import Page, page_of, unpacked
 from vl_convert import vegalite_to_svg
 
 from data.errors import DataError
@@ -61,66 +59,6 @@ from drzero.stages.examples import challenger_examples
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
 from verl_ext.stop_time import STOP_VARIABLE
-
-
-class Page(HTMLParser):
-    """A page as a browser sees it: text, elements, links, script blocks."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[str] = []
-        self.links: list[str] = []
-        self.scripts: list[tuple[str | None, str]] = []
-        self.shown: list[str] = []
-        self._in: str | None = None
-        self.feed(text)
-        self.close()
-        self.text = " ".join(" ".join(self.shown).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.elements.append(tag)
-        self.links += [value for name in ("href", "src") if (value := given.get(name))]
-        if tag in ("script", "style"):
-            self._in = tag
-        if tag == "script":
-            self.scripts.append((given.get("type"), ""))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in = None
-
-    def handle_data(self, data: str) -> None:
-        if self._in == "script":
-            kind, before = self.scripts[-1]
-            self.scripts[-1] = (kind, before + data)
-        elif self._in is None:
-            self.shown.append(data)
-
-    def blocks(self, kind: str | None) -> list[str]:
-        return [text for of, text in self.scripts if of == kind]
-
-    @property
-    def data(self) -> dict[str, Any]:
-        """The block that the page's script reads."""
-        (block,) = self.blocks("application/json")
-        return dict(json.loads(block))
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [dict(zip(self.data["columns"], row, strict=False)) for row in self.data["rows"]]
-
-    @property
-    def conversations(self) -> list[str]:
-        """The HTML of every conversation."""
-        return [one for pack in self.blocks("text/plain") for one in unpacked(pack)]
-
-
-def unpacked(pack: str) -> list[str]:
-    return list(json.loads(gzip.decompress(base64.b64decode(pack))))
-
-
-def page_of(folder: Path) -> Page:
-    return Page(write_report(folder).read_text(encoding="utf-8"))
 
 
 def trajectories(folder: Path) -> list[Trajectory]:
@@ -959,7 +897,8 @@ def leave_a_run(config: DictConfig) -> None:
 
 
 def test_the_command_of_every_stage_writes_the_page_of_its_run(tmp_path: Path) -> None:
-    stages = {"challenger", "synthesize", "preview", "solver", "train", "merge", "evaluate", "demo", "smoke"}
+    training = {"challenger", "solver", "train", "demo", "smoke"}
+    stages = {*training, "preview", "warm-start", "synthesize", "merge", "evaluate"}
     assert {name for name, command in COMMANDS.items() if command.reports} == stages
     command = replace(COMMANDS["evaluate"], function=f"{__name__}:leave_a_run")
     command(["iteration=0", "model=demo-policy", "hardware=cpu", f"paths.checkpoints={tmp_path}"])

@@ -80,11 +80,11 @@ def training_charts(run: RunFolder, tally: Tally) -> list[Chart]:
         "searched": ("Searched, by hop", _SEARCHED, _rows([tally.shares("searched")])),
     }
     return [
-        *_metric_lines(run, marks, ("validation",)),
+        *metric_lines(run, marks, ("validation",)),
         *_lines("reward", "Reward and its parts", _REWARD, _rows(parts), marks, unit=True),
         *(c for name, about in shares.items() for c in _lines(name, *about, marks, unit=True)),
         *_solved(tally, marks),
-        *_metric_lines(run, marks, ("entropy", "length", "drift", "collapse")),
+        *metric_lines(run, marks, ("entropy", "length", "drift", "collapse")),
         *_lines("format-parts", "Format score by part", _FORMAT, of_format, marks, unit=True),
         *_phases(run, marks),
         *_flow(run),
@@ -134,6 +134,11 @@ _OF_STEPS = {
             "drzero/val/score": "reward",
         },
     ),
+    "loss": (
+        "Loss on the demonstrations",
+        "In nats a token of the model's own turns. If only the training loss falls, it memorizes.",
+        {"train/loss": "training", "val/loss": "held out"},
+    ),
 }
 _UNIT = ("validation", "collapse")  # shares
 
@@ -179,7 +184,8 @@ def _fields(*names: str, **more: Any) -> list[Spec]:
     return [{"field": name, **more} for name in names]
 
 
-def _metric_lines(run: RunFolder, marks: Sequence[Mark], names: Iterable[str]) -> list[Chart]:
+def metric_lines(run: RunFolder, marks: Sequence[Mark], names: Iterable[str]) -> list[Chart]:
+    """The charts of these names, each of some metrics by step."""
     charts = []
     for name in names:
         title, about, keys = _OF_STEPS[name]

@@ -25,7 +25,7 @@ from drzero.recipe.compose import RESOLVED
 from drzero.runs.loop_folder import progress, stage_runs, stages, versions
 from drzero.runs.report import loop
 from drzero.runs.report.answers import asked, counted, next_step, troubles
-from drzero.runs.report.charts import Chart, page_spec, training_charts
+from drzero.runs.report.charts import Chart, metric_lines, page_spec, training_charts
 from drzero.runs.report.checklist import ComponentState, RunCheck, component_states, training_checks
 from drzero.runs.report.figures import Tally
 from drzero.runs.report.learning import verdict
@@ -33,6 +33,7 @@ from drzero.runs.report.machine import cost_of, machine_of
 from drzero.runs.report.table import PACK_SIZE, TrajectoryTable
 from drzero.runs.report.text import FOLDER, TEMPLATES, visible
 from drzero.runs.report.trajectories import count_lines, read_trajectories, trajectory_files
+from drzero.runs.report.warm_start import demonstrations, left_out, measured
 from drzero.runs.run_folder import MANIFEST, RunFolder
 from drzero.stages.examples import read_examples
 from drzero.stages.preview_report import cost_lines
@@ -70,7 +71,12 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
         scores=loop.score_rows(run),
         changes=loop.score_changes(run),
         pairs=[pair for folder in _syntheses(run) for pair in loop.pairs_by_hop(folder)],
-        gates=[outcome for folder in _syntheses(run) for outcome in loop.gate_outcomes(folder)],
+        gates=[
+            *(outcome for folder in _syntheses(run) for outcome in loop.gate_outcomes(folder)),
+            *left_out(run),
+        ],
+        measured=measured(run),
+        demonstrations=demonstrations(run),
         examples=_examples(run),
         preview=run.report if run.kind == "preview" and "cost" in run.report else None,
         preview_cost=list(cost_lines(run.report)) if run.kind == "preview" and "cost" in run.report else [],
@@ -149,6 +155,8 @@ def _read(run: RunFolder) -> tuple[TrajectoryTable, Tally, list[str]]:
 def _charts(run: RunFolder, tally: Tally) -> list[Chart]:
     if run.kind == "training":
         return training_charts(run, tally)
+    if run.kind == "warm-start":
+        return metric_lines(run, (), ("loss",))
     return loop.score_charts(run)
 
 
@@ -197,7 +205,9 @@ def _facts(run: RunFolder, table: TrajectoryTable) -> dict[str, Any]:
 def _model(run: RunFolder) -> str | None:
     """The model's name, or the end of its path."""
     named = (
-        run.setting("actor_rollout_ref.model.path") or run.report.get("model") or run.setting("challenger")
+        run.setting("actor_rollout_ref.model.path")
+        or run.report.get("model")
+        or run.setting("challenger" if run.kind != "warm-start" else "base_model")
     )
     return "/".join(str(named).rsplit("/", 2)[-2:]) if named else None
 

@@ -21,6 +21,7 @@ _LONGEST_CELL = 300
 
 _FIRST = (
     "stage",
+    "role",
     "step",
     "prompt",
     "hop",
@@ -120,6 +121,7 @@ def _cells(trajectory: Trajectory) -> dict[str, Any]:
     k = reward.get("k")
     cells: dict[str, Any] = {
         "stage": trajectory.stage,
+        "role": trajectory.role,
         "step": trajectory.step,
         "prompt": trajectory.prompt,
         "hop": trajectory.hop or None,

@@ -22,11 +22,12 @@ from drzero.ops.records import Record, Step, json_lines, shape
 from drzero.runs.report.calls import checked
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.evaluate import ANSWERS
-from drzero.stages.examples import CHALLENGED, DumpLine, difficulty, shortcut
+from drzero.stages.examples import CHALLENGED, FAULTS, DumpLine, difficulty, shortcut
 from drzero.stages.result import FOUND, SAMPLES
+from drzero.stages.warm_start_report import CHECKS
 from environments.turn_text import after_thinking
-from verl_ext.method.answers import extract_last_tag
-from verl_ext.method.challenger_reward import extract_pair
+from verl_ext.method.answers import extract_last_tag, f1
+from verl_ext.method.challenger_reward import extract_pair, integrity_fault
 from verl_ext.method.trajectory import Trajectory as Conversation
 
 _FoundLine = shape({"prompt_index": Step, "accepted": bool, "reasons": list[str]})
@@ -35,6 +36,12 @@ RejectLine = shape({"prompt_index": Step, "hop": Step, "doc_id": str | None, "sa
 """A line of `rejects.jsonl` as its readers need it."""
 _KEY = re.compile(r"(.+)_(\d{1,9})")
 _SHOWN = 200  # characters of a message that stands for a question or an answer
+_JOURNALS = {
+    "evaluate": (ANSWERS,),
+    "synthesize": (SAMPLES,),
+    "preview": (SAMPLES,),
+    "warm-start": CHECKS[::-1],
+}
 PARTS = ("difficulty", "format", "think", "tool", "answer_part", "f1")
 
 
@@ -72,7 +79,8 @@ class Trajectory:
     observations: tuple[str | None, ...] = ()
     """The environment's message after each turn, besides its tools' responses."""
     reasons: tuple[str, ...] = ()  # why gates refused the pair, or why the sample was taken
-    stage: str = ""  # its run, on a page of several
+    stage: str = ""  # its run, on a page of several, or which of a warm start's checks
+    role: str = ""  # challenger or solver, where a run plays both
     opening: tuple[str, ...] = ()  # an environment's first messages, each after its role
     agent: Record = field(default_factory=dict)  # the model calls of an agent of one's own
     rows: "tuple[Trajectory, ...]" = ()  # the rows of its episode, if it has several
@@ -145,8 +153,8 @@ def trajectory_files(run: RunFolder) -> list[Path]:
     """The files with a run's trajectories, in order."""
     if run.kind == "training":
         return sorted((run.folder / "dumps").glob("step_*.jsonl"))
-    names = {"evaluate": ANSWERS, "synthesize": SAMPLES, "preview": SAMPLES}
-    return [path for path in [run.folder / names.get(run.kind, "")] if path.is_file()]
+    names = _JOURNALS.get(run.kind, ())
+    return [path for name in names if (path := run.folder / name).is_file()]
 
 
 def read_trajectories(run: RunFolder, unreadable: list[str]) -> Iterator[Trajectory]:
@@ -157,6 +165,8 @@ def read_trajectories(run: RunFolder, unreadable: list[str]) -> Iterator[Traject
     elif run.kind == "preview":
         found = _lines(run.folder / FOUND, run.folder, unreadable, _FoundLine)
         parse = partial(_previewed, {each["prompt_index"]: each for _, each in found})
+    elif run.kind == "warm-start":
+        parse = _of_check
     for path in trajectory_files(run):
         rows = _of_file(path, run.folder, parse, unreadable)
         yield from _episodes(rows) if run.kind == "training" else rows
@@ -316,6 +326,20 @@ def _answered(record: Record, **at: Any) -> Trajectory:
         targets=tuple(map(str, record.get("targets", ()))),
         doc_id=str(record["benchmark"]),
     )
+
+
+def _of_check(record: Record, **at: Any) -> Trajectory:
+    """A conversation of a warm start's check. A valid question scores 1, and so does a right answer."""
+    role, is_asked = record["role"], record["role"] == "solver"
+    judged = record["right" if is_asked else "valid"]
+    known = {"key": f"{record['doc_id']}/{record['number']}", "benchmark": record["doc_id"], "right": judged}
+    played = replace(_answered(record | known, **at), stage=Path(at["source"]).stem, role=role)
+    if is_asked:
+        target = str(record["target"])
+        return replace(played, targets=(target,), reward={"f1": f1(played.answer, [target])})
+    fault = integrity_fault(played.question, played.answer)
+    reasons = (FAULTS[fault] if fault else "a valid question",)
+    return replace(played, reward={"integrity_fault": fault}, reasons=reasons)
 
 
 def _previewed(found: Mapping[int, Record], record: Record, **at: Any) -> Trajectory:

@@ -30,17 +30,17 @@ from drzero.recipe.overrides import assigned, model_by_name
 from drzero.recipe.tables import console, new_table
 from drzero.stages.models import costs, sample_embedder
 from drzero.stages.preview import run_preview
-from drzero.stages.result import REPORT, RESULT, write_result
+from drzero.stages.result import DEMONSTRATIONS, LEFT_OUT, REPORT, RESULT, write_result
 from drzero.stages.services import check_and_resolve
 from drzero.stages.synthesize import gates_of
 from drzero.stages.warm_start.card import write_card
-from drzero.stages.warm_start.check import play_check, shares
+from drzero.stages.warm_start.check import play_check
 from drzero.stages.warm_start.choose import Chosen, Source, choose, read_source
 from drzero.stages.warm_start.training import losses, train
+from drzero.stages.warm_start_report import shares
 from verl_ext.artefacts import announce
 from verl_ext.method.chat import call_form
 
-DEMONSTRATIONS, LEFT_OUT = "demonstrations.jsonl", "left_out.jsonl"
 PREVIEW = "preview"  # the folder of its own preview
 
 

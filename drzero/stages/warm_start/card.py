@@ -11,14 +11,8 @@ from omegaconf import DictConfig
 from drzero.ops.files import atomic_write
 from drzero.ops.hub import HUB_ID
 from drzero.recipe.overrides import PLAIN_MODEL, WARM_START
+from drzero.stages.warm_start_report import MEASURED
 from verl_ext.artefacts import announce
-
-_ROWS = {
-    "valid": "questions that keep the format",
-    "searched": "questions of several hops that searched",
-    "answered": "answers given",
-    "right": "right answers",
-}
 
 
 def write_card(model: Path, config: DictConfig, report: Mapping[str, Any]) -> None:
@@ -59,5 +53,6 @@ def _card(config: DictConfig, report: Mapping[str, Any]) -> str:
     for name, after in report["after"].items():
         before = report["before"].get(name, {}).get("share", 0.0)
         interval = f"{after['low']:.2f} to {after['high']:.2f}"
-        lines.append(f"| {_ROWS[name]} | {after['n']} | {before:.2f} | {after['share']:.2f} | {interval} |")
+        _, words = MEASURED[name]
+        lines.append(f"| {words} | {after['n']} | {before:.2f} | {after['share']:.2f} | {interval} |")
     return "\n".join([*lines, ""])

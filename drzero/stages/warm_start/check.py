@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from drzero.stages.conversations import (
     served_agent,
     with_services,
 )
-from drzero.stages.evaluate.intervals import wilson
 from drzero.stages.models import StageModel, own_model, spent
 from drzero.stages.services import search_spec, solver_spec
 from drzero.stages.synthesize import sample_seed
@@ -37,8 +36,6 @@ from verl_ext.method.prompts import challenger_messages, solver_messages
 from verl_ext.method.solver_reward import solver_answer
 
 _SERVICE = "model"
-_CHECKED = {"valid": "challenger", "searched": "challenger", "right": "solver", "answered": "solver"}
-"""What is counted, and of whose conversations."""
 
 
 @dataclass(frozen=True)
@@ -126,15 +123,3 @@ def _judged(job: _Job, said: Conversation) -> dict[str, Any]:
     right = same_answer(answer, [job.pair.answer])
     asked = {"question": job.pair.question, "target": job.pair.answer}
     return record | asked | {"answer": answer, "answered": answer is not None, "right": right}
-
-
-def shares(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Valid, searched (of several hops), answered and right, each with n and Wilson's 95 % interval."""
-    found = {}
-    for name, role in _CHECKED.items():
-        of_role = [one for one in records if one["role"] == role and (name != "searched" or one["hop"] > 1)]
-        if of_role:
-            k, n = sum(bool(one[name]) for one in of_role), len(of_role)
-            low, high = wilson(k, n)
-            found[name] = {"n": n, "share": k / n, "low": low, "high": high}
-    return found
