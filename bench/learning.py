@@ -169,7 +169,7 @@ def _cells(change: SeedsChange) -> Row:
         f"{change.effect:+.3f}",
         f"{change.low:+.3f} to {change.high:+.3f}",
         "–" if change.p is None else f"{change.p:.2g}",
-        " ".join(f"{one.p:.2g}" for one in change.changes),
+        change.each,
     )
 
 
@@ -274,7 +274,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arms = read_arms(options.arms)
     except NothingToShow as error:
         sys.exit(f"bench.learning: {error}")
-    change = "seeds | change | 95 % interval | p | p of each seed"
+    change = "seeds | change | 95 % interval | p | each seed (won, lost)"
     print(table(f"arm | benchmark | n | iterations | base | after them | {change}", gain_rows(arms)))
     print(table(f"arms | benchmark | after iteration | {change}", difference_rows(arms)))
     print(table("arm | curve | first step | last step | change | 95 % interval | each seed", step_rows(arms)))

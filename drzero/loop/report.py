@@ -85,7 +85,7 @@ def print_seeds(seeds: Mapping[int, Mapping[int, Records]]) -> None:
     gains = gains_over_seeds(list(seeds.values()), last) if last else {}
     if not gains:
         return
-    shares, tested = (">base", f">{_model(last)}"), (">95 % interval", ">p", ">p of each seed")
+    shares, tested = (">base", f">{_model(last)}"), (">95 % interval", ">p", ">each seed (won, lost)")
     compared = len(next(iter(gains.values())).changes)
     table = new_table(
         f"change of exact match over {compared} seeds", "benchmark", ">n", *shares, ">change", *tested
@@ -99,7 +99,7 @@ def print_seeds(seeds: Mapping[int, Mapping[int, Records]]) -> None:
             f"{found.effect:+.3f}",
             f"[{found.low:+.3f}, {found.high:+.3f}]",
             "–" if found.p is None else f"{found.p:.2g}",
-            " ".join(f"{change.p:.2g}" for change in found.changes),
+            found.each,
         )
     console().print(table)
 

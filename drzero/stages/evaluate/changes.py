@@ -87,6 +87,12 @@ class SeedsChange:
     high: float  # the 95 % interval covers other seeds and other questions
     p: float | None  # Student's two-sided test that the seeds' mean is 0. None if they do not vary.
 
+    @property
+    def each(self) -> str:
+        """Each seed's share after it, with the questions won and lost: `.26 (9, 2), .50 (31, 0)`."""
+        found = (f"{one.after:.2f} ({one.gained}, {one.lost})" for one in self.changes)
+        return ", ".join(share.removeprefix("0") for share in found)
+
 
 def over_seeds(changes: Sequence[ExactMatchChange]) -> SeedsChange:
     """The mean change of one or more seeds.
