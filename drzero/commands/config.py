@@ -32,7 +32,7 @@ Set a key with `KEY=VALUE` on the command line. `drzero config KEY` prints one i
 results it changes. veRL's own keys (`actor_rollout_ref`, `trainer`, …) are in its YAML files.
 `drzero config --write docs/config.md` writes this page.
 
-Below a key's default and meaning, in italics, are its range and what files of `config/` set.
+Below a key's default and meaning, in italics, are its range and other values that files of `config/` set.
 """
 
 _SEEN = re.compile(
@@ -105,7 +105,8 @@ def _facts_in_short(key: Key) -> Iterator[str]:
     """Its range, and the files that set it."""
     if takes := _limits(key):
         yield takes
-    elsewhere = ", ".join(f"`{value}` ({file})" for file, value in set_by(key.name))
+    others = ((f"`{value}`", file) for file, value in set_by(key.name) if value != as_yaml(key.default))
+    elsewhere = _each_once(others)
     if elsewhere and len(elsewhere) < _LONGEST:
         yield elsewhere
 
@@ -120,7 +121,7 @@ def _limits(key: Key) -> str:
         takes = takes.removesuffix(", or null")
     for words, sign in _IN_SIGNS.items():
         takes = takes.replace(words, sign)
-    return takes.strip()
+    return re.sub(r"≥ (\S+) and ≤ (\S+)", r"\1 to \2", takes).strip()
 
 
 def _linked(text: str) -> str:
@@ -154,8 +155,16 @@ def _facts(key: Key, stages: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 def _default(key: Key, stages: tuple[str, ...]) -> str:
     defaults = {stage: as_yaml(schema_of(stage)[key.name].default) for stage in stages}
     if len(set(defaults.values())) > 1:
-        return ", ".join(f"{value} ({_title((stage,))})" for stage, value in defaults.items())
+        return _each_once((value, _title((stage,))) for stage, value in defaults.items())
     return as_yaml(key.default)
+
+
+def _each_once(values: Iterable[tuple[str, str]]) -> str:
+    """Values, each with all its places in brackets."""
+    places: dict[str, list[str]] = {}
+    for value, place in values:
+        places.setdefault(value, []).append(place)
+    return ", ".join(f"{value} ({', '.join(found)})" for value, found in places.items())
 
 
 def _changes(key: Key, stages: tuple[str, ...]) -> str:

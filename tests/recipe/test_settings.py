@@ -212,8 +212,10 @@ def test_limits_are_those_of_the_code_that_reads_the_keys():
 def test_a_key_is_printed_with_all_that_is_known_of_it_and_an_unknown_one_refused(capsys):
     run_config(["trainer.nnodes"])  # by veRL's name
     run_config(["solver.attempts"])
+    run_config(["rows"])
     printed = capsys.readouterr().out
     for part in ("machine.nodes", "trainer.nnodes", "Attempts per question", "at least 2", "challenger"):
         assert part in printed
+    assert "38400 (prepare-data), 40 (preview, warm-start)" in printed
     with pytest.raises(NoSuchKey, match=r"retrieval\.topk"):
         run_config(["topk"])
