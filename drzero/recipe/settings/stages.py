@@ -468,6 +468,6 @@ class Evolve:
     iterations: int = key(3, "Iterations of challenger and solver.", low=1)
     keep_checkpoints: bool = key(False, "Keep every FSDP checkpoint (six times an export's size).")
     evaluations: bool = key(True, "Evaluate the base model and each solver.")
-    prepare_demo: bool = key(False, "First build what is missing of the demo world.")
+    prepare_demo: bool = key(False, "First build missing parts of the demo world.")
     common: list[str] = key([], "Overrides for every stage.")
     stages: LoopStages = group(LoopStages)
