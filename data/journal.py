@@ -13,6 +13,8 @@ from data.errors import DataError
 from drzero.ops.console import say
 from drzero.ops.records import parse_line
 
+SAMPLES = "samples.jsonl"  # of synthesize and preview: their conversations with the challenger
+
 
 class Journal:
     """An append-only file of JSON records with one writer."""

@@ -162,7 +162,7 @@ class CheckContext:
             "train": start,
             "synthesize": {"challenger": config.get("challenger") if self.serves_model else None},
             "preview": served if self.serves_model else {},
-            "warm_start": served,
+            "warm_start": {"base_model": config.base_model},
             "serve_model": served,
             "bundle": served,
             "agent_bench": served if self.serves_model else {},

@@ -20,7 +20,6 @@ from drzero.ops.text import is_loopback
 from drzero.preflight.context import CheckContext
 from drzero.preflight.environment import writable_place
 from drzero.preflight.finding import Finding, error, note, refusal, warning
-from drzero.recipe.compose import RESOLVED
 from drzero.recipe.indices import index_of
 from search.sources.corpus import is_there
 from search.sources.files import KINDS
@@ -143,24 +142,6 @@ def check_hops(ctx: CheckContext) -> Iterator[Finding]:
             f"a question of {len(ratio)} hops takes {len(ratio) - 1} searches and an answer, in {turns} turns"
         )
         yield error("hop_ratio", why, f"give {turns} weights at most, or raise rollout.max_turns")
-
-
-def check_demonstrations(ctx: CheckContext) -> Iterator[Finding]:
-    """There must be runs to learn from, or an endpoint that makes one, and a batch for every GPU."""
-    config = ctx.config
-    if not config.demonstrations and not config.endpoint:
-        why = "there is nothing to learn from"
-        yield error("demonstrations", why, "name a run of preview or synthesize (from=), or set endpoint=")
-    for folder in config.demonstrations:
-        if not (Path(folder) / f"{RESOLVED}.yaml").is_file():
-            why = f"{folder} is no run (it has no {RESOLVED}.yaml)"
-            yield error("demonstrations", why, "name the folder of a run that has asked (from=FOLDER)")
-    if config.batch_size % config.machine.gpus:
-        why = f"{config.batch_size} demonstrations do not divide over {config.machine.gpus} GPUs"
-        yield error("batch_size", why, f"choose a multiple of {config.machine.gpus}")
-    if config.terms is None:
-        why = "nobody has stated under whose terms the teacher's words may train a model"
-        yield note("terms", why, "set terms= for the model's card")
 
 
 def check_merge_source(ctx: CheckContext) -> Iterator[Finding]:

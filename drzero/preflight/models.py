@@ -35,7 +35,7 @@ from search.sources.corpus import Reading
 from search.sources.document import CorpusError
 from search.sources.hub import is_data_set
 from verl_ext.checkpoints import saved_step
-from verl_ext.method.chat import opened_thinking, render_prompt_ids
+from verl_ext.method.chat import call_form, opened_thinking, render_prompt_ids
 
 # SGLang and Transformers take the first of these that is there.
 _FORMATS = ("model.safetensors", "pytorch_model.bin")
@@ -173,6 +173,9 @@ def _gigabytes(ctx: CheckContext, model: str) -> float:
 
 def _conversation(ctx: CheckContext, key: str, model: str) -> Iterator[Finding]:
     tokenizer = ctx.load_tokenizer(model, key)
+    if ctx.stage == "warm_start" and (form := call_form(tokenizer)) != "hermes":
+        why = f"it writes calls as {form}, and demonstrations have them as JSON in <tool_call> tags (hermes)"
+        yield error(key, why, "choose a model that does too, such as Qwen's")
     prompt = render_prompt_ids(tokenizer, [{"role": "user", "content": "Who?"}], None)
     if opened := opened_thinking(tokenizer, prompt):
         yield note(key, f"its chat template ends a prompt with {opened!r}: a turn is read as if it began so")

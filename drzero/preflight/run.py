@@ -21,6 +21,7 @@ from drzero.preflight import (
     cuda,
     data,
     demo_world,
+    demonstrations,
     environment,
     episodes,
     external_search,
@@ -193,7 +194,7 @@ _CHECKS: dict[str, list[PreflightCheck]] = {
     ],
     "preview": [*_CORPUS, *_SERVED, *_MODELS, _EMBEDDER, _ENDPOINT, _SEARCH_PORTS, *_RUN],
     "warm_start": [
-        PreflightCheck(inputs.check_demonstrations, "demonstrations", reads="checkpoints"),
+        PreflightCheck(demonstrations.check_demonstrations, "demonstrations", reads="checkpoints"),
         PreflightCheck(memory.check_supervised, "lora_rank", counts=True),
         *_SERVED,
         *_MODELS,
@@ -220,6 +221,8 @@ def _checks_of(ctx: CheckContext) -> list[PreflightCheck]:
     checks = _EVALUATE_IN_ENVIRONMENT if ctx.stage == "evaluate" and ctx.plays else _CHECKS[ctx.stage]
     if ctx.plays and ctx.searches:
         checks = [*checks, *_SEARCH]
+    if ctx.stage == "warm_start" and not ctx.config.demonstrations:  # a preview comes first
+        checks = [*checks, *_CORPUS]
     if ctx.searches and not ctx.serves_search:
         checks = [*(check for check in checks if check not in _OWN_INDEX), _EXTERNAL_SEARCH]
     return sorted(checks, key=lambda check: not check.explains)

@@ -20,7 +20,7 @@ from typing import Any
 from omegaconf import DictConfig, open_dict
 
 from data.errors import DataError
-from data.journal import Journal
+from data.journal import SAMPLES, Journal
 from data.parquet_io import read_parquet
 from data.quality import FILE
 from data.selection import prompts_by_index, select
@@ -45,7 +45,7 @@ from drzero.stages.models import StageModel, greet, requests_report, stage_model
 from drzero.stages.prepare_data import prepare_data
 from drzero.stages.preview_report import preview_report, print_preview, question_rows
 from drzero.stages.preview_sample import sample_corpus
-from drzero.stages.result import FOUND, REPORT, RESULT, SAMPLES, write_result
+from drzero.stages.result import FOUND, REPORT, RESULT, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from drzero.stages.synthesize import PromptRow, Sample, gates_of, sample_record, sample_seed
 from verl_ext.artefacts import announce

@@ -12,7 +12,6 @@ from drzero.ops.files import atomic_write
 from verl_ext.artefacts import announce
 
 RESULT, REPORT = "result.json", "report.json"
-SAMPLES = "samples.jsonl"  # the journal of synthesize and preview: their conversations with the challenger
 FOUND = "questions.jsonl"
 DEMONSTRATIONS, LEFT_OUT = "demonstrations.jsonl", "left_out.jsonl"  # of a warm start
 

@@ -24,7 +24,7 @@ from omegaconf import DictConfig
 from data.benchmarks import BenchmarkQuestion
 from data.examples import Examples, of_selection
 from data.gates import Gates
-from data.journal import Journal
+from data.journal import SAMPLES, Journal
 from data.pairs import Pair, pair_of
 from data.selection import Selection, prompts_by_index, select
 from data.solver_rows import REJECTS, TRAIN, VAL, check_partition, write_rejects, write_solver_split
@@ -58,7 +58,7 @@ from drzero.stages.models import (
     usd,
 )
 from drzero.stages.open_book import OpenBook, check_open_book
-from drzero.stages.result import REPORT, RESULT, SAMPLES, write_result
+from drzero.stages.result import REPORT, RESULT, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from search.embedders import Embedder, EmbedderSpec
 from verl_ext.artefacts import announce

@@ -19,10 +19,19 @@ from safetensors.torch import save_file
 from solver_rows import solver_row
 from torch import zeros
 
+from data.journal import SAMPLES, Journal
 from data.parquet_io import write_training_rows
 from drzero.preflight.context import Readings
 from drzero.preflight.model_shape import KNOWN, ModelShape, config_of
-from drzero.recipe.compose import CONFIG_DIR, RESOLVED, compose_stage, fitting_hardware, with_environment
+from drzero.recipe.compose import (
+    CONFIG_DIR,
+    compose_stage,
+    fitting_hardware,
+    resolve,
+    with_environment,
+    write_as_run,
+)
+from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.overrides import OverrideError
 from drzero.recipe.settings.schema import schema_of
 from drzero.recipe.settings.verl import ALIASES
@@ -57,7 +66,12 @@ class World:
         self.trained = self.checkpoints / "trained"
         (self.trained / "global_step_1").mkdir(parents=True)
         (self.trained / TRACKER).write_text("1")
-        (self.trained / f"{RESOLVED}.yaml").touch()
+        self.sampled = self.checkpoints / "sampled"
+        self.sampled.mkdir()
+        write_as_run(resolve(self.config("synthesize", ["hardware=cpu"], "short", [])), self.sampled)
+        identity = {"prompts": fingerprint(self.prompts("short")), "model": "a model"}
+        with Journal(self.sampled / SAMPLES, identity):
+            pass
 
     def prompts(self, form: str) -> Path:
         return self.corpus / "data" / f"prompts_{form}.parquet"
@@ -84,7 +98,7 @@ class World:
         asked = ("evaluate", "ask", "serve_agent")
         files |= {stage: [f"solver.model_path={export}"] for stage in asked}
         files["merge"] = [f"source={self.trained}"]
-        files["warm_start"] = [f"demonstrations=[{self.trained}]"]
+        files["warm_start"] = [f"demonstrations=[{self.sampled}]"]
         files["solver"] = [f"data.{name}_files={self.questions(form, name)}" for name in ("train", "val")]
         return common + files.get(stage, [])
 

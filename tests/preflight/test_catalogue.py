@@ -156,6 +156,7 @@ DAMAGE: dict[str, Callable[[World, Path], Any]] = {
         world, folder, lambda model: (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
     ),
     "mistral": lambda world, folder: damage_model(world, folder, as_family("mistral")),
+    "llama3": lambda world, folder: damage_model(world, folder, as_family("llama3")),
     "gemma": lambda world, folder: damage_model(world, folder, as_family("gemma")),
     "template of another call format": lambda world, folder: damage_model(world, folder, write_calls_as_xml),
     "missing shard": lambda world, folder: damage_model(world, folder, lose_shard),

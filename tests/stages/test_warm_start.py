@@ -9,22 +9,32 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import yaml
 from made_pairs import DOCUMENT, last_turn, prompt, record, search
+from omegaconf import OmegaConf
 from scripted_endpoint import KEY, MODEL, scripted_endpoint, write_towns
 from tiny_model import save_tiny_model
 
 from data.gates import Gates, GateSettings
+from data.journal import Journal
+from data.parquet_io import training_row, write_training_rows
 from drzero.checkpoints.weights import HfWeights
 from drzero.cli import main
+from drzero.preflight.demonstrations import Source, read_source, searching_as
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
+from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.overrides import OverrideError
 from drzero.stages.warm_start import warm_start_overrides
-from drzero.stages.warm_start.choose import Source, choose, read_source
-from drzero.stages.warm_start.training import train
+from drzero.stages.warm_start.check import by_index
+from drzero.stages.warm_start.choose import choose
+from drzero.stages.warm_start.training import batch_and_steps, check_learnt, train
 from verl_ext.method.chat import turn_end_id
 
 ANSWERED = "<think>So it is.</think>\n<answer>Galmir</answer>"
@@ -75,7 +85,7 @@ def test_a_confirmed_pair_gives_a_conversation_of_each_role_and_documents_are_in
     }
     documents = [{one.doc_id for one in chosen.of(split)} for split in ("train", "held_out")]
     assert documents[0] | documents[1] == set(NAMES) and not documents[0] & documents[1]
-    assert {pair.doc_id for pair in chosen.held_out_pairs} == documents[1]
+    assert {pair.doc_id for _, pair in chosen.held_out_pairs} == documents[1]
 
 
 def test_only_the_models_own_turns_with_their_ends_are_learnt(chosen_from, smollm2_tokenizer):
@@ -112,6 +122,11 @@ def test_only_the_models_own_turns_with_their_ends_are_learnt(chosen_from, smoll
             "longer than rollout.max_tokens_per_turn=96",
         ),
         ({"attempts": [attempt(search(), f"<|im_end|>{ANSWERED}")]}, "solver", "a special token"),
+        (
+            {"attempts": [attempt(replace(search(), text='<function=search>{"a": 1}'), ANSWERED)]},
+            "solver",
+            "not written as JSON in <tool_call> tags",
+        ),
     ],
 )
 def test_what_cannot_be_imitated_is_left_out_with_its_reason(chosen_from, changed, role, reason):
@@ -186,21 +201,161 @@ def test_preflight_refuses_a_start_without_teachers_or_with_a_batch_that_does_no
     assert key in {finding.key for finding in report.errors}
 
 
-def test_a_folder_without_a_run_or_with_other_prompts_is_refused(tmp_path):
-    with pytest.raises(CheckError, match="no run of preview or synthesize"):
-        read_source(tmp_path)
-    (tmp_path / "resolved.yaml").write_text("data: {train_files: gone.parquet}\nsolver: {model_path: m}\n")
-    (tmp_path / "samples.jsonl").write_text('{"identity": {"prompts": "then"}}\n')
-    with pytest.raises(CheckError, match=r"gone.parquet, are missing or have changed"):
-        read_source(tmp_path)
+ABOUT = {"question": None, "split": "train", "hop": 1, "document": DOCUMENT}
+PROMPTS = [
+    training_row(
+        "search_zero_1",
+        prompt(n)["prompt"],
+        None,
+        ABOUT | {"index": n, "doc_id": name},
+        {"corpus_id": "tests", "generator_checkpoint": None, "seed": None, "trajectory": None},
+    )
+    for n, name in enumerate(NAMES)
+]
+
+
+def preview_of(folder, **changed):
+    """What a preview leaves, as far as a warm start reads it."""
+    (folder / "prompts").mkdir(parents=True)
+    write_training_rows(folder / "prompts" / "zero_ratio1.parquet", PROMPTS)
+    settings = {
+        "run": {"dir": str(folder)},
+        "paths": {"corpus": "corpus"},
+        "out_dir": f"{folder}/prompts",
+        "hop_ratio": [1],
+        "endpoint": "https://api.example.com/v1",
+        "index": "chroma",
+        "chroma": {"path": f"{folder}/chromadb", "collection": "preview"},
+        "retrieval": {"embedder": "packaged-minilm", "url": None},
+    }
+    (folder / "resolved.yaml").write_text(yaml.safe_dump(settings | changed))
+    prompts = fingerprint(folder / "prompts" / "zero_ratio1.parquet")
+    identity = {"prompts": prompts, "model": "served as a-model at https://api.example.com/v1"}
+    with Journal(folder / "samples.jsonl", identity) as journal:
+        for n, name in enumerate(NAMES[:3]):
+            journal.append(question(n, name, attempts=GOOD)[1])
+    return folder
+
+
+def test_a_run_is_read_where_it_lies_now_and_as_far_as_it_got(config, tmp_path, monkeypatch):
+    preview_of(tmp_path / "then").rename(tmp_path / "now")
+    with (tmp_path / "now" / "samples.jsonl").open("a") as journal:
+        journal.write('{"prompt_index": 3, "sam')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in ("now", "~/now", f"{tmp_path}/now/"):
+        read = read_source(Path(named))
+        assert [row["extra_info"]["index"] for row in read.rows] == [0, 1, 2]
+        assert read.teacher == "a-model at https://api.example.com/v1"
+        searching = searching_as(config, read)
+        assert (searching.chroma.path, searching.chroma.collection) == (f"{tmp_path}/now/chromadb", "preview")
+        assert "quota" in searching.chroma  # which an older version may not have had
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("samples.jsonl", None, "no run of preview or synthesize is there"),
+        ("resolved.yaml", None, "no run of preview or synthesize is there"),
+        ("resolved.yaml", "", "is damaged, or of an older version"),
+        ("resolved.yaml", "data: [", "is damaged, or of an older version"),
+        ("resolved.yaml", "run: {dir: then}\n", "is damaged, or of an older version"),
+        ("resolved.yaml", "\x00", "is damaged, or of an older version"),
+        ("samples.jsonl", "", "is damaged, or of an older version"),
+        ("samples.jsonl", '{"identity": {"pro', "is damaged, or of an older version"),
+        ("samples.jsonl", '{"identity": null}', "is damaged, or of an older version"),
+        ("samples.jsonl", '{"identity": {"prompts": "others", "model": "m"}}', "missing or have changed"),
+        ("prompts/zero_ratio1.parquet", None, "missing or have changed"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path, file, content, told):
+    path = preview_of(tmp_path / "run") / file
+    path.unlink() if content is None else path.write_text(content)
+    with pytest.raises(CheckError, match=told):
+        read_source(tmp_path / "run")
+
+
+def test_the_check_searches_each_runs_own_index_and_preflight_opens_it(config, tmp_path):
+    at_service = {"retrieval": {"embedder": "packaged-minilm", "url": "http://127.0.0.1:9/x"}}
+    runs = [preview_of(tmp_path / "one"), preview_of(tmp_path / "two", **at_service)]
+    sources = [read_source(run) for run in runs]
+    found = by_index(config, [*sources, sources[0]])
+    assert [(one.chroma.path, one.retrieval.url, names) for one, names in found] == [
+        (f"{tmp_path}/one/chromadb", None, [str(runs[0])]),
+        (f"{tmp_path}/two/chromadb", "http://127.0.0.1:9/x", [str(runs[1])]),
+    ]
+    words = warm_start_overrides([f"from=[{runs[0]}, {runs[1]}]", "hardware=cpu", "model=demo-policy"])
+    for more, refused in ([], runs), (["check=0"], []):
+        errors = preflight(compose_stage("warm_start", [*words, *more]), "warm_start").errors
+        told = [str(one) for one in errors if one.key == "demonstrations"]
+        assert len(told) == len(refused)
+        for run, text in zip(refused, told, strict=True):
+            assert f"the check cannot search the index of {run}" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "folders"),
+    [
+        ("from=runs/preview", ["runs/preview"]),
+        ("from=~/my runs", ["~/my runs"]),
+        ("from=[a, ~/b c, d(1)=e]", ["a", "~/b c", "d(1)=e"]),
+        ("from=['a b', \"c\"]", ["a b", "c"]),
+        ("from='a, b'", ["a, b"]),
+        ("from=[]", []),
+    ],
+)
+def test_runs_are_named_as_a_user_types_them(word, folders):
+    made = compose_stage("warm_start", warm_start_overrides([word, "hardware=cpu"]))
+    assert list(made.demonstrations) == folders
+
+
+@pytest.mark.parametrize(
+    ("rows", "gpus", "epochs", "batch_size", "planned"),
+    [
+        (100, 1, 3, 8, (8, 38)),
+        (100, 1, 0.01, 8, (8, 1)),
+        (5, 1, 3, 8, (5, 3)),
+        (45, 8, 2, 64, (40, 2)),
+        (5, 8, 3, 8, (8, 2)),
+    ],
+)
+def test_a_batch_has_no_more_rows_than_there_are_and_as_many_for_every_gpu(
+    config, rows, gpus, epochs, batch_size, planned
+):
+    sizes = {"epochs": epochs, "batch_size": batch_size, "machine": {"gpus": gpus}}
+    assert batch_and_steps(OmegaConf.merge(config, sizes), rows) == planned
+
+
+@pytest.mark.parametrize(
+    ("logged", "told"),
+    [
+        ([(2.0, 1.0), (0.5, 1.0)], None),
+        ([(0.1, 1.0), (0.9, 1.0)], None),  # batches differ
+        ([(2.0, 1.0), (None, 1.0), (1.0, 1.0)], "step 2, loss or gradients are no number"),
+        ([(2.0, None), (1.0, 1.0)], "step 1, loss or gradients are no number"),
+        ([(2.0, 1.0), (3.5, 1.0)], "its loss grew from 2.00 to 3.50"),
+    ],
+)
+def test_a_training_that_diverged_makes_no_model(tmp_path, logged, told):
+    steps = [
+        {"step": n, "data": {"train/loss": loss, "train/grad_norm": norm, "train/lr": 1e-3}}
+        for n, (loss, norm) in enumerate(logged, 1)
+    ]
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "attempt_001.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in steps))
+    with pytest.raises(CheckError, match=told) if told else nullcontext():
+        check_learnt(tmp_path)
 
 
 def test_the_new_model_is_used_with_the_settings_of_the_one_it_started_from(tmp_path):
-    words = warm_start_overrides(["from=a", "model=demo-policy"])
-    made = compose_stage("warm_start", ["hardware=cpu", *words])
-    assert (made.demonstrations, made.settings_of) == (["a"], "demo-policy")
-    made = compose_stage("warm_start", ["hardware=cpu", *warm_start_overrides(["model=me/mine"])])
-    assert (made.base_model, made.settings_of) == ("me/mine", "qwen2.5-3b")
+    for words, name in (
+        ([], "demo-policy"),
+        (["model=qwen3-8b"], "qwen3-8b"),
+        (["model=me/mine"], "qwen2.5-3b"),
+    ):
+        made = compose_stage("warm_start", ["hardware=cpu", *words])
+        assert made.settings_of == name
+    assert made.base_model == "me/mine"
     (tmp_path / "warm_start.json").write_text('{"settings_of": "demo-policy"}')
     made = compose_stage("challenger", ["hardware=cpu", f"model={tmp_path}"])
     assert (made.base_model, made.prompts.form) == (str(tmp_path), "short")

@@ -20,6 +20,7 @@ from search.client import SearchClient
 from verl_ext.clients.search_agent import SearchAgent
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import call_form, render_prompt_ids, tool_turn_ids, turn_ends
+from verl_ext.method.demonstration import encode, messages_of
 from verl_ext.method.format_score import think_part
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import solver_messages
@@ -61,6 +62,12 @@ def roll_out(tokenizer, url, *turns, response_length=400, cap=100):
 
 def library(request):
     return {"result": [[PASSAGE] * 2 for _ in request["queries"]]}
+
+
+def opening(tokenizer, opens):
+    own = copy.deepcopy(tokenizer)
+    own.chat_template += f"{{{{ {opens!r} if add_generation_prompt else '' }}}}"
+    return own
 
 
 def trajectory(output):
@@ -118,6 +125,32 @@ def test_an_engine_that_returns_no_token_loses_the_rollout(tokenizer, url):
         roll_out(tokenizer, url, FINAL, cap=0)
 
 
+SEVERAL = render_tool_call(["Vell", "Orrin"]) + render_tool_call(["Ostrel"])
+LEARNT = [(None, "", [VELL, SEVERAL, "no answer"]), (None, "", [SEVERAL, ""]), (None, "", [VELL, " \né "])]
+LEARNT += [(None, "<think>\n", [f"So.</think>{SEVERAL}", f"\nSo.</think>{FINAL}"])]
+LEARNT += [(None, "<think>\n\n</think>\n\n", [VELL, FINAL])]
+LEARNT += [("qwen3", "", [f"So.\n</think>\n\n{SEVERAL}", f"\nSo.</think>{VELL}", f"So.</think>{FINAL}"])]
+
+
+@pytest.mark.parametrize(("name", "opens", "turns"), LEARNT)
+def test_a_demonstration_has_the_ids_of_the_rollout_that_said_it(tokenizer, url, name, opens, turns):
+    tokenizer = opening(family(tokenizer, name) if name else tokenizer, opens)
+    output, _ = roll_out(tokenizer, url, *turns)
+    example = encode(tokenizer, messages_of(PROMPT, trajectory(output)))
+    assert example.ids_T == output.prompt_ids + output.response_ids
+    assert example.own_T == [False] * len(output.prompt_ids) + list(map(bool, output.response_mask))
+
+
+@pytest.mark.parametrize("blanks", ["", " ", "\r\n"])
+def test_a_thought_that_the_template_opens_is_not_opened_twice(tokenizer, blanks):
+    tokenizer = opening(tokenizer, "<think>\n")
+    said, expected = (
+        encode(tokenizer, [*PROMPT, {"role": "assistant", "content": f"<think>{each}So.</think>"}])
+        for each in (blanks, "\n")
+    )
+    assert said == expected
+
+
 def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer):
     output, _ = roll_out(tokenizer, f"http://127.0.0.1:{unused_port()}", VELL, FINAL)
     (call,) = trajectory(output).failed_calls
@@ -146,8 +179,7 @@ DRAFTS += [("<think>\n\n</think>\n\n", [VELL, FINAL], 1, 1.0)]
 def test_a_call_in_the_thinking_is_not_searched_whoever_opened_it(
     tokenizer, start_peer, opens, turns, searches, think
 ):
-    peer, own = start_peer("/retrieve", library), copy.deepcopy(tokenizer)
-    own.chat_template += f"{{{{ {opens!r} if add_generation_prompt else '' }}}}"
+    peer, own = start_peer("/retrieve", library), opening(tokenizer, opens)
     output, engine = roll_out(own, peer.url, *turns, cap=200)
     assert own.decode(engine.inputs[0]).endswith("<|im_start|>assistant\n" + opens)
     found = trajectory(output)

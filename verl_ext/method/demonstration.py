@@ -41,9 +41,16 @@ def encode(
         is_own = part[0]["role"] == "assistant"
         if is_own:
             # What the template has opened already belongs to the turn's text, but not to its tokens.
-            text = part[0]["content"].removeprefix(opened_thinking(tokenizer, ids))
+            text = _after(opened_thinking(tokenizer, ids), part[0]["content"])
             said = [*tokenizer.encode(text, add_special_tokens=False), turn_end_id(tokenizer)]
         new = said if is_own else next_turn_ids(tokenizer, said, part)
         ids += new
         own += [is_own] * len(new)
     return Example(ids, own)
+
+
+def _after(opened: str, text: str) -> str:
+    """The text without the tags that a prompt ends with. Another model writes other blanks after them."""
+    if opened and not text.startswith(opened) and text.startswith(opened.strip()):
+        return text.removeprefix(opened.strip()).lstrip()
+    return text.removeprefix(opened)

@@ -341,7 +341,7 @@ class WarmStart(Preview):
     terms: str | None = key(
         None, "For the model card: under whose terms the teacher's words may train a model."
     )
-    settings_of: str | None = key(None, "Group of config/model/ for the new model; model= sets it.")
+    settings_of: str = key("qwen2.5-3b", "Option of config/model/ for the new model; model= sets it.")
 
 
 @dataclass

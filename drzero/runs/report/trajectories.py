@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from data.journal import SAMPLES
 from data.parquet_io import read_parquet
 from data.solver_rows import REJECTS, TRAIN, VAL
 from drzero.ops.files import open_regular
@@ -23,7 +24,7 @@ from drzero.runs.report.calls import checked
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.evaluate import ANSWERS
 from drzero.stages.examples import CHALLENGED, FAULTS, DumpLine, difficulty, shortcut
-from drzero.stages.result import FOUND, SAMPLES
+from drzero.stages.result import FOUND
 from drzero.stages.warm_start_report import CHECKS
 from environments.turn_text import after_thinking
 from verl_ext.method.answers import extract_last_tag, f1

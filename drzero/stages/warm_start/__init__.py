@@ -16,17 +16,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from data.errors import DataError
 from drzero.checkpoints.export import export_policy
+from drzero.ops.console import say
 from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
 from drzero.ops.process.lock import HeldLock
+from drzero.preflight.demonstrations import Source, read_source, searching_as
 from drzero.preflight.inputs import gate_questions
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import write_resolved
-from drzero.recipe.errors import CheckError
-from drzero.recipe.overrides import assigned, model_by_name
+from drzero.recipe.overrides import assigned
 from drzero.recipe.tables import console, new_table
 from drzero.stages.models import costs, sample_embedder
 from drzero.stages.preview import run_preview
@@ -35,26 +36,24 @@ from drzero.stages.services import check_and_resolve
 from drzero.stages.synthesize import gates_of
 from drzero.stages.warm_start.card import write_card
 from drzero.stages.warm_start.check import play_check
-from drzero.stages.warm_start.choose import Chosen, Source, choose, read_source
-from drzero.stages.warm_start.training import losses, train
+from drzero.stages.warm_start.choose import Chosen, choose
+from drzero.stages.warm_start.training import check_same, losses, train
 from drzero.stages.warm_start_report import shares
 from verl_ext.artefacts import announce
-from verl_ext.method.chat import call_form
 
 PREVIEW = "preview"  # the folder of its own preview
 
 
 def warm_start_overrides(overrides: Sequence[str]) -> list[str]:
-    """`from=FOLDER` or `from=[FOLDER,…]` is `demonstrations=`. `model=` also names the settings."""
+    """`from=FOLDER` or `from=[FOLDER,…]` is `demonstrations=`."""
     written = sample_embedder(overrides)
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "from":
-            folders = value[1:-1].split(",") if value.startswith("[") else [value]
-            override = assigned("demonstrations", [folder.strip() for folder in folders])
+            is_list = value.startswith("[")
+            named = assigned("demonstrations", [value.strip("'\"")])
+            override = f"demonstrations={value}" if is_list else named
         written.append(override)
-        if key == "model":
-            written.append(assigned("settings_of", model_by_name(override)[0].partition("=")[2]))
     return written
 
 
@@ -68,15 +67,19 @@ def run_warm_start(config: DictConfig) -> None:
     folder = Path(config.run.dir)
     with HeldLock(folder / "lock"):
         remove_temporaries(folder)
-        (folder / RESULT).unlink(missing_ok=True)
         sources = _sources(config)
-        _search_as(config, sources[0])
-        write_resolved(config)
-        chosen = _choose(config, sources)
+        as_first = searching_as(config, sources[0])
+        tokenizer = load_chat_tokenizer(str(config.base_model), "base_model")
+        chosen = choose(config, sources, tokenizer, gates_of(as_first, gate_questions(config)))
+        # Before anything of an earlier training is overwritten.
+        check_same(config, chosen)
+        (folder / RESULT).unlink(missing_ok=True)
+        write_resolved(as_first)
+        _write_chosen(config, chosen)
         before = _check(config, str(config.base_model), "before", chosen)
         model = export_policy(config, train(config, chosen))
         after = _check(config, str(model), "after", chosen)
-        write_resolved(config)  # the checks have written theirs
+        write_resolved(as_first)  # the checks have written theirs
         report = {
             "counts": chosen.counts(),
             "left_out": dict(Counter(_gate(one.reason) for one in chosen.left_out).most_common()),
@@ -92,30 +95,16 @@ def run_warm_start(config: DictConfig) -> None:
 def _sources(config: DictConfig) -> list[Source]:
     if config.demonstrations:
         return [read_source(Path(folder)) for folder in config.demonstrations]
-    preview = OmegaConf.merge(config, {"run": {"name": PREVIEW, "dir": f"{config.run.dir}/{PREVIEW}"}})
+    own = {"run": {"name": PREVIEW, "dir": f"{config.run.dir}/{PREVIEW}"}}
+    preview = OmegaConf.merge(config, own, {"prompts": {"form": "full"}})  # of a teacher that knows no other
     assert isinstance(preview, DictConfig)
     preview.out_dir = f"{preview.run.dir}/prompts"
     run_preview(preview)
     return [read_source(Path(preview.run.dir))]
 
 
-def _search_as(config: DictConfig, source: Source) -> None:
-    """The check searches the index that the demonstrations were made with."""
-    with open_dict(config):
-        for name in ("index", "chroma", "faiss"):
-            config[name] = source.settings[name]
-        config.retrieval.embedder = source.settings["retrieval"]["embedder"]
-
-
-def _choose(config: DictConfig, sources: Sequence[Source]) -> Chosen:
+def _write_chosen(config: DictConfig, chosen: Chosen) -> None:
     folder = Path(config.run.dir)
-    tokenizer = load_chat_tokenizer(str(config.base_model), "base_model")
-    if (form := call_form(tokenizer)) != "hermes":
-        raise CheckError(
-            f"base_model={config.base_model} writes calls as {form}, and demonstrations write them as hermes "
-            "(JSON in <tool_call> tags): choose a model that does too, such as Qwen's"
-        )
-    chosen = choose(config, sources, tokenizer, gates_of(config, gate_questions(config)))
     write_jsonl(folder / DEMONSTRATIONS, (one.to_dict() for one in chosen.demonstrations))
     write_jsonl(folder / LEFT_OUT, (one.to_dict() for one in chosen.left_out))
     _print_chosen(config.run.name, chosen)
@@ -126,11 +115,13 @@ def _choose(config: DictConfig, sources: Sequence[Source]) -> Chosen:
             f"{found} demonstrations are left to train on, and least={config.least} are required: see "
             f"{folder / LEFT_OUT} for the reasons, then name more runs (from=), or ask for more (rows=)"
         )
-    return chosen
 
 
 def _check(config: DictConfig, model: str, when: str, chosen: Chosen) -> list[dict[str, Any]]:
-    if not config.check or not chosen.held_out_pairs:
+    if not config.check:
+        return []
+    if not chosen.held_out_pairs:
+        say("check", f"{when}: nothing to ask, because no pair is held out (held_out_share=)", "warning")
         return []
     return play_check(config, model, when, chosen.held_out_pairs)
 

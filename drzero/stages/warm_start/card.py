@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from drzero.ops.files import atomic_write
 from drzero.ops.hub import HUB_ID
-from drzero.recipe.overrides import PLAIN_MODEL, WARM_START
+from drzero.recipe.overrides import WARM_START
 from drzero.stages.warm_start_report import MEASURED
 from verl_ext.artefacts import announce
 
@@ -18,7 +18,7 @@ from verl_ext.artefacts import announce
 def write_card(model: Path, config: DictConfig, report: Mapping[str, Any]) -> None:
     """Write both files into the model's folder."""
     about = {
-        "settings_of": config.settings_of or PLAIN_MODEL,
+        "settings_of": config.settings_of,
         "started_from": str(config.base_model),
         "terms": config.terms,
         **report,

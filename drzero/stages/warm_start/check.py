@@ -16,7 +16,8 @@ from data.spread import spread
 from drzero.checkpoints.export import ABOUT
 from drzero.ops.console import say
 from drzero.ops.services.services import ServiceGroup
-from drzero.recipe.fingerprint import fingerprint
+from drzero.preflight.demonstrations import Source, searching_as
+from drzero.recipe.fingerprint import fingerprint, fingerprint_index
 from drzero.stages.conversations import (
     Failed,
     check_failed_share,
@@ -43,39 +44,59 @@ class _Job:
     number: int
     role: str
     pair: Pair
+    source: str
 
 
-def play_check(config: DictConfig, model_path: str, when: str, pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+def play_check(
+    config: DictConfig, model_path: str, when: str, pairs: Sequence[tuple[Source, Pair]]
+) -> list[dict[str, Any]]:
     """Let a model ask about the pairs' documents and answer their questions. Resumes `when`.jsonl.
 
     Raises OutOfTime, ServiceDied or ConversationsFailed.
     """
-    served = OmegaConf.merge(
-        config,
-        {"solver": {"model_path": model_path, "temperature": config.rollout.temperature}, "endpoint": None},
-    )
+    served, model = _served(config, model_path)
+    chosen = spread(pairs, lambda of_source: of_source[1].hop)[: config.check]
+    jobs = [
+        _Job(2 * n + k, role, pair, source.name)
+        for n, (source, pair) in enumerate(chosen)
+        for k, role in enumerate(("challenger", "solver"))
+    ]
+    indices = by_index(served, [source for source, _ in chosen])
+    asked = [(pair.hop, pair.question, pair.answer, pair.document) for _, pair in chosen]
+    searched = [fingerprint_index(searching) for searching, _ in indices]
+    digest = hashlib.sha256(json.dumps([asked, searched]).encode()).hexdigest()
+    conditions = journal_conditions(indices[0][0], "warm_start", model, asked=digest)
+    with Journal(Path(config.run.dir) / f"{when}.jsonl", conditions) as journal:
+        done = {record["number"] for record in journal.records}
+        left = [job for job in jobs if job.number not in done]
+        say("check", f"{when}: {len(jobs)} conversations, {len(left)} still to play, {model_path}")
+        for searching, sources in indices:
+            if missing := [job for job in left if job.source in sources]:
+                specs = [search_spec(searching), solver_spec(searching, _SERVICE)]
+                play = partial(_play, searching, model, missing, journal)
+                for failed in with_services(searching, specs, journal.path, play):
+                    say("check", f"failed twice, to be retried by the next run: {failed.reason}")
+        return journal.records
+
+
+def _served(config: DictConfig, model_path: str) -> tuple[DictConfig, StageModel]:
+    solver = {"model_path": model_path, "temperature": config.rollout.temperature}
+    served = OmegaConf.merge(config, {"solver": solver, "endpoint": None})
     assert isinstance(served, DictConfig)
     model = own_model(served, _SERVICE)
     if (export := Path(model_path) / ABOUT).is_file():
         # Its card is written after the check, so the folder as a whole is no identity.
         model = replace(model, identity=fingerprint(export))
-    chosen = spread(pairs, lambda pair: pair.hop)[: config.check]
-    jobs = [
-        _Job(2 * n + k, role, pair)
-        for n, pair in enumerate(chosen)
-        for k, role in enumerate(("challenger", "solver"))
-    ]
-    asked = json.dumps([(pair.hop, pair.question, pair.answer, pair.document) for pair in chosen])
-    digest = hashlib.sha256(asked.encode()).hexdigest()
-    conditions = journal_conditions(served, "warm_start", model, asked=digest)
-    with Journal(Path(config.run.dir) / f"{when}.jsonl", conditions) as journal:
-        done = {record["number"] for record in journal.records}
-        missing = [job for job in jobs if job.number not in done]
-        say("check", f"{when}: {len(jobs)} conversations, {len(missing)} still to play, {model_path}")
-        if missing:
-            specs = [search_spec(served), solver_spec(served, _SERVICE)]
-            with_services(served, specs, journal.path, partial(_play, served, model, missing, journal))
-        return journal.records
+    return served, model
+
+
+def by_index(config: DictConfig, sources: Sequence[Source]) -> list[tuple[DictConfig, list[str]]]:
+    """A config for each index, with the names of the runs that searched it."""
+    found: dict[str, tuple[DictConfig, list[str]]] = {}
+    for source in {source.name: source for source in sources}.values():
+        searching = searching_as(config, source)
+        found.setdefault(OmegaConf.to_yaml(searching), (searching, []))[1].append(source.name)
+    return list(found.values())
 
 
 async def _play(

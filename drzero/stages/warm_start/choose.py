@@ -8,41 +8,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import DictConfig
 
 from data.gates import Gates
-from data.hop_ratio import prompts_file
-from data.journal import read_records
 from data.pairs import Pair
-from data.parquet_io import read_parquet
 from data.selection import Selection, select
 from data.solver_rows import held_out_documents
-from drzero.recipe.compose import RESOLVED
-from drzero.recipe.errors import CheckError
-from drzero.recipe.fingerprint import fingerprint
-from drzero.stages.result import SAMPLES
+from drzero.preflight.demonstrations import Source
 from verl_ext.method.chat import opened_thinking
 from verl_ext.method.demonstration import Example, encode, messages_of
 from verl_ext.method.prompts import Message, challenger_messages, solver_messages
+from verl_ext.method.tool_calls import parse_tool_calls
 from verl_ext.method.trajectory import Trajectory
 
 ROLES = ("challenger", "solver")
 Record = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Source:
-    """A run of preview or synthesize, with its prompts, its conversations, and what it was made with."""
-
-    name: str
-    teacher: str
-    settings: Mapping[str, Any]  # its config as it ran
-    rows: list[dict[str, Any]]
-    records: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -83,11 +65,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Chosen:
-    """The demonstrations of both splits, all others, and the pairs of held-out documents."""
+    """The demonstrations of both splits, all others, and the confirmed pairs of held-out documents."""
 
     demonstrations: list[Demonstration]
     left_out: list[LeftOut]
-    held_out_pairs: list[Pair]
+    held_out_pairs: list[tuple[Source, Pair]]
 
     def of(self, split: str) -> list[Demonstration]:
         """One split, in the order of its prompts."""
@@ -106,41 +88,6 @@ class Chosen:
         }
 
 
-def read_source(folder: Path) -> Source:
-    """Read a finished or unfinished run. Raises CheckError if it is none, or its prompts have changed."""
-    resolved, journal = folder / f"{RESOLVED}.yaml", folder / SAMPLES
-    if not resolved.is_file() or not journal.is_file():
-        raise CheckError(
-            f"from={folder}: no run of preview or synthesize is there ({SAMPLES}, {RESOLVED}.yaml)"
-        )
-    settings = yaml.safe_load(resolved.read_text(encoding="utf-8"))
-    prompts = Path(settings["data"].get("train_files") or "")
-    if "out_dir" in settings:  # a preview
-        prompts = Path(settings["out_dir"]) / prompts_file(settings["hop_ratio"])
-    identity = _identity(journal)
-    if not prompts.is_file() or fingerprint(prompts) != identity.get("prompts"):
-        raise CheckError(
-            f"from={folder}: its prompts, {prompts}, are missing or have changed since: run it again"
-        )
-    rows = read_parquet(prompts).to_pylist()
-    records = read_records(journal)
-    asked = {record["prompt_index"] for record in records}
-    rows = [row for row in rows if row["extra_info"]["index"] in asked]
-    return Source(folder.name, _teacher(settings), settings, rows, records)
-
-
-def _identity(journal: Path) -> Record:
-    with journal.open(encoding="utf-8") as file:
-        first = yaml.safe_load(file.readline())
-    return dict(first.get("identity") or {}) if isinstance(first, dict) else {}
-
-
-def _teacher(settings: Mapping[str, Any]) -> str:
-    if settings.get("endpoint"):
-        return f"{settings.get('endpoint_model') or 'a model'} at {settings['endpoint']}"
-    return str(settings.get("challenger") or settings["solver"]["model_path"])
-
-
 def choose(config: DictConfig, sources: Sequence[Source], tokenizer: Any, gates: Gates) -> Chosen:
     """Choose from all sources together, so that no two of them ask the same."""
     rows, records, source_of = _together(sources)
@@ -153,41 +100,43 @@ def choose(config: DictConfig, sources: Sequence[Source], tokenizer: Any, gates:
     )
     found, left_out = list[Demonstration](), list(_refused(selection, source_of))
     by_key = {(record["prompt_index"], record["sample"]): record for record in records}
+    held_out_pairs = list[tuple[Source, Pair]]()
     for pair in selection.accepted:
         split = "held_out" if sha256(pair.document.encode()).hexdigest() in held_out else "train"
         record, source = by_key[pair.prompt_index, pair.sample], source_of[pair.prompt_index]
         for role, outcome in _conversations(pair, record):
-            about = (role, pair.hop, pair.doc_id, pair.question, pair.answer, source)
+            about = (role, pair.hop, pair.doc_id, pair.question, pair.answer, source.name)
             learnt = outcome if isinstance(outcome, str) else _first(config, tokenizer, pair, role, outcome)
             if isinstance(learnt, str):
                 left_out.append(LeftOut(*about, learnt))
             else:
                 said, example = learnt
                 found.append(Demonstration(*about, split, said.to_dict(), example))
+            if split == "held_out" and role == "challenger" and not isinstance(outcome, str):
+                held_out_pairs.append((source, pair))
     kept, surplus = balanced(found, config.data.seed)
-    pairs = [pair for pair in selection.accepted if sha256(pair.document.encode()).hexdigest() in held_out]
-    return Chosen(kept, [*left_out, *surplus], pairs)
+    return Chosen(kept, [*left_out, *surplus], held_out_pairs)
 
 
-def _together(sources: Sequence[Source]) -> tuple[list[Any], list[Any], dict[int, str]]:
+def _together(sources: Sequence[Source]) -> tuple[list[Any], list[Any], dict[int, Source]]:
     """All rows and records, numbered through, and the source of each number."""
-    rows, records, source_of, first = list[Any](), list[Any](), dict[int, str](), 0
+    rows, records, source_of, first = list[Any](), list[Any](), dict[int, Source](), 0
     for source in sources:
         for row in source.rows:
             number = first + row["extra_info"]["index"]
             rows.append({**row, "extra_info": {**row["extra_info"], "index": number}})
-            source_of[number] = source.name
+            source_of[number] = source
         records += [{**one, "prompt_index": first + one["prompt_index"]} for one in source.records]
         first = 1 + max(source_of, default=-1)
     return rows, records, source_of
 
 
-def _refused(selection: Selection, source_of: Mapping[int, str]) -> Iterator[LeftOut]:
+def _refused(selection: Selection, source_of: Mapping[int, Source]) -> Iterator[LeftOut]:
     for rejection in selection.rejected:
         for sample in rejection.samples:
             about = (rejection.hop, rejection.doc_id, sample.question, sample.answer)
             source = source_of[rejection.prompt_index]
-            yield LeftOut("challenger", *about, source, "; ".join(sample.reasons))
+            yield LeftOut("challenger", *about, source.name, "; ".join(sample.reasons))
 
 
 def _conversations(pair: Pair, record: Record) -> Iterator[tuple[str, list[Trajectory] | str]]:
@@ -227,6 +176,8 @@ def render(config: DictConfig, tokenizer: Any, pair: Pair, role: str, said: Traj
     """The conversation under the trained model's own prompt, or why it cannot be imitated."""
     if any(turn.truncated for turn in said.turns) or any(not call.answered for call in said.calls):
         return "conversation: a turn was cut off, or a call was not valid"
+    if any(len(parse_tool_calls(turn.text)) != len(turn.calls) for turn in said.turns):
+        return "conversation: a call is not written as JSON in <tool_call> tags"
     form, turns = config.prompts.form, config.rollout.max_turns
     prompt: list[Message] = (
         challenger_messages(pair.document, pair.hop, form, turns)

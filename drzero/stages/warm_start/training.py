@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint_model
 from drzero.recipe.metrics import MetricsTail, metrics_path, read_metrics
 from drzero.stages.warm_start.choose import Chosen, Demonstration
+from drzero.stages.warm_start_report import CHECKS
 from verl_ext.checkpoints import saved_step, step_folder
 from verl_ext.stop_time import require_time
 
@@ -34,34 +35,58 @@ WORK = "training"  # the trainer's folder below the run's
 _MADE_FROM = "made_from.json"
 _SAVES = 5  # checkpoints of a run, so that a kill costs at most a fifth of it
 _TELL_EVERY_S = 30.0
+_DIVERGED_NATS = 1.0  # batches differ by less
 _START_S = 60.0  # with less time left, nothing is started
 
 
 def train(config: DictConfig, chosen: Chosen) -> Path:
     """Train to the last step, or resume. Returns the folder with its checkpoints.
 
-    Raises CheckError if the folder holds a training on other demonstrations, OutOfTime, or ChildFailed.
+    Raises CheckError if the folder holds another training or it diverged, OutOfTime, or ChildFailed.
     """
     folder, work = Path(config.run.dir), Path(config.run.dir) / WORK
+    check_same(config, chosen)
     rows, held_out = chosen.of("train"), chosen.of("held_out")
-    batch = min(config.batch_size, len(rows))
-    steps = max(1, round(config.epochs * len(rows) / batch))
-    _check_same(work, _made_from(config, rows, steps))
-    if saved_step(work) >= steps:
-        return work
-    require_time(config.run.name, _START_S)
-    _tidy(work)
-    train_path, held_out_path = folder / "train.parquet", folder / "held_out.parquet"
-    # All epochs as one: veRL 0.9.1 skips a whole epoch if it resumes at the end of one.
-    _write_rows(train_path, [rows[place % len(rows)] for place in range(steps * batch)])
-    _write_rows(held_out_path, held_out)
-    # veRL drops an incomplete batch, so fewer rows than a batch have no loss.
-    val = held_out_path if len(held_out) >= batch else None
-    write_config(config, work, train_path, val, batch, steps)
-    say("training", f"{steps} steps of {batch} on {len(rows)} demonstrations, log: {folder}/logs/trainer.log")
-    with _telling(folder, steps), ServiceGroup([]) as services:
-        run_supervised(_command(config, folder, work), services)
+    batch, steps = batch_and_steps(config, len(rows))
+    if saved_step(work) < steps:
+        require_time(config.run.name, _START_S)
+        _begin(config, chosen, work)
+        _tidy(work)
+        train_path, held_out_path = folder / "train.parquet", folder / "held_out.parquet"
+        # All epochs as one: veRL 0.9.1 skips a whole epoch if it resumes at the end of one.
+        _write_rows(train_path, [rows[place % len(rows)] for place in range(steps * batch)])
+        _write_rows(held_out_path, held_out)
+        # veRL drops an incomplete batch, so fewer rows than a batch have no loss.
+        val = held_out_path if len(held_out) >= batch else None
+        write_config(config, work, train_path, val, batch, steps)
+        log = f"log: {folder}/logs/trainer.log"
+        say("training", f"{steps} steps of {batch} on {len(rows)} demonstrations, {log}")
+        with _telling(folder, steps), ServiceGroup([]) as services:
+            run_supervised(_command(config, folder, work), services)
+    check_learnt(folder)
     return work
+
+
+def batch_and_steps(config: DictConfig, rows: int) -> tuple[int, int]:
+    """How many rows an update has, and how many updates there are. Every GPU gets as many rows."""
+    gpus = config.machine.gpus
+    batch = min(config.batch_size, max(1, rows // gpus) * gpus)
+    return batch, max(1, round(config.epochs * rows / batch))
+
+
+def check_learnt(folder: Path) -> None:
+    """Refuse a training whose loss is no number, or has grown."""
+    unlearnt = f"choose a lower learning_rate= and another run.name, or remove {folder / WORK}"
+    steps = {step: data for step, data in read_metrics(folder).items() if "train/lr" in data}
+    lost = [step for step, data in steps.items() if not {"train/loss", "train/grad_norm"} <= data.keys()]
+    if lost:
+        raise CheckError(
+            f"the training diverged: in step {lost[0]}, loss or gradients are no number: {unlearnt}"
+        )
+    found = losses(folder)
+    first, last = found["first_train"], found["last_train"]
+    if first is not None and last is not None and last > first + _DIVERGED_NATS:
+        raise CheckError(f"the training diverged: its loss grew from {first:.2f} to {last:.2f}: {unlearnt}")
 
 
 def losses(folder: Path) -> dict[str, float | None]:
@@ -78,29 +103,39 @@ def losses(folder: Path) -> dict[str, float | None]:
     }
 
 
-def _made_from(config: DictConfig, rows: Sequence[Demonstration], steps: int) -> dict[str, Any]:
+def _made_from(config: DictConfig, rows: Sequence[Demonstration]) -> dict[str, Any]:
     text = json.dumps([(one.example.ids_T, one.example.own_T) for one in rows])
     return {
         "demonstrations": hashlib.sha256(text.encode()).hexdigest(),
         "base_model": fingerprint_model(str(config.base_model)),
-        "steps": steps,
-        **{name: config[name] for name in ("batch_size", "learning_rate", "lora_rank")},
-        "seed": config.data.seed,
+        **{name: config[name] for name in ("epochs", "batch_size", "learning_rate", "lora_rank")},
+        "data.seed": config.data.seed,
+        "machine.gpus": config.machine.gpus,
     }
 
 
-def _check_same(work: Path, made_from: Mapping[str, Any]) -> None:
-    path = work / _MADE_FROM
-    if not path.is_file():
-        work.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, json.dumps(made_from, indent=1))
+def check_same(config: DictConfig, chosen: Chosen) -> None:
+    """Raise CheckError if the run's folder holds a training on other demonstrations or with other values."""
+    work = Path(config.run.dir) / WORK
+    if not (work / _MADE_FROM).is_file():
         return
-    was = json.loads(path.read_text(encoding="utf-8"))
+    was = json.loads((work / _MADE_FROM).read_text(encoding="utf-8"))
+    made_from = _made_from(config, chosen.of("train"))
     if changed := [name for name in made_from if was.get(name) != made_from[name]]:
         raise CheckError(
             f"{work} holds a training with other {', '.join(changed)}: set another run.name, or remove the "
             "folder to start over"
         )
+
+
+def _begin(config: DictConfig, chosen: Chosen, work: Path) -> None:
+    """Say what a new training is made from. What a removed one has left would be taken for its own."""
+    if (work / _MADE_FROM).is_file():
+        return
+    shutil.rmtree(work.parent / "metrics", ignore_errors=True)
+    (work.parent / CHECKS[1]).unlink(missing_ok=True)
+    work.mkdir(parents=True, exist_ok=True)
+    atomic_write(work / _MADE_FROM, json.dumps(_made_from(config, chosen.of("train")), indent=1))
 
 
 def _tidy(work: Path) -> None:
