@@ -82,15 +82,20 @@ class Pace:
         self._took(part, took)
         self._apart += took
 
+    @property
+    def step_s(self) -> float:
+        """The longest step, with room for a longer one."""
+        return STEP_FACTOR * self._longest.get("step", 0.0)
+
     def reason_to_stop(self, left_s: float, validates: bool) -> str | None:
         """Why the run must end after this step, or None. `validates`: whether a validation is due now."""
         step, save = self._longest.get("step", 0.0), self._longest.get("save", FIRST_SAVE_S)
         # An untimed validation is assumed to take as long as a step.
         validation = self._longest.get("validation", step) if validates else 0.0
-        if validation + STEP_FACTOR * step + save + CLOSING_S <= left_s:
+        if validation + self.step_s + save + CLOSING_S <= left_s:
             return None
         return (
-            f"another step may take {STEP_FACTOR * step:.0f} s and its save {save:.0f} s, and "
+            f"another step may take {self.step_s:.0f} s and its save {save:.0f} s, and "
             f"{describe_left(left_s)}"
         )
 

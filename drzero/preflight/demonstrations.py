@@ -1,6 +1,7 @@
 """The runs that a warm start learns from: read once, checked before anything is asked or trained."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,13 @@ def searching_as(config: DictConfig, source: Source) -> DictConfig:
     return merged
 
 
+def searching_as_first(config: DictConfig) -> DictConfig:
+    """The config as `searching_as` the first run to learn from. Unchanged if `check_demonstrations` fails."""
+    with suppress(UserError):
+        return searching_as(config, read_source(Path(config.demonstrations[0])))
+    return config
+
+
 def check_demonstrations(ctx: CheckContext) -> Iterator[Finding]:
     """There must be runs to learn from, or an endpoint that makes one, and a batch for every GPU."""
     config = ctx.config
@@ -114,7 +122,7 @@ def check_demonstrations(ctx: CheckContext) -> Iterator[Finding]:
     for folder in config.demonstrations:
         source = read_source(Path(folder))
         if config.check:
-            yield from _check_index(config, source)
+            yield from _check_index(searching_as(config, source), source)
     if config.batch_size % config.machine.gpus:
         why = f"{config.batch_size} demonstrations do not divide over {config.machine.gpus} GPUs"
         yield error("batch_size", why, f"choose a multiple of {config.machine.gpus}")
@@ -125,7 +133,7 @@ def check_demonstrations(ctx: CheckContext) -> Iterator[Finding]:
 
 def _check_index(config: DictConfig, source: Source) -> Iterator[Finding]:
     try:
-        fingerprint_index(searching_as(config, source))
+        fingerprint_index(config)
     except UserError as reason:
         why = f"the check cannot search the index of {source.name} ({' '.join(str(reason).split())})"
         yield error("demonstrations", why, "put it back, name a service (retrieval.url=), or set check=0")

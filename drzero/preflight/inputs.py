@@ -192,7 +192,7 @@ def check_endpoint(ctx: CheckContext) -> Iterator[Finding]:
             yield error("tokenizer", why, fix)
     elif ctx.plays:
         yield error("api", "an environment is played by token ids", "set tokenizer=, and leave api= out")
-    elif config.prompts.form == "short":
+    elif config.prompts.form == "short" and ctx.stage != "warm_start":  # its preview asks in full
         why = "short prompts only name the task, for a model trained on that wording"
         yield warning("prompts.form", why, "choose the prompts of a capable model, such as model=qwen2.5-3b")
 

@@ -245,6 +245,8 @@ def preflight(
     name = stage if not ahead else str(config.run.name)
     try:
         resolved = resolve(config)
+        if resolved.get("demonstrations"):
+            resolved = demonstrations.searching_as_first(resolved)
         machine = declared_machine(resolved, starting=starting)
     except PreflightFailed as failed:
         return Report(name, [finding.with_value(resolved) for finding in failed.findings])

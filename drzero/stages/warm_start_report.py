@@ -25,3 +25,17 @@ def shares(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
             low, high = wilson(k, n)
             found[name] = {"n": n, "share": k / n, "low": low, "high": high}
     return found
+
+
+def measured_rows(report: Mapping[str, Any]) -> list[tuple[str, str, str, str, str]]:
+    """What was measured in words, how often, its share before and after, and the interval of the last."""
+    return [
+        (
+            MEASURED[name][1],
+            str(after["n"]),
+            f"{report['before'][name]['share']:.2f}" if name in report["before"] else "–",
+            f"{after['share']:.2f}",
+            f"{after['low']:.2f} to {after['high']:.2f}",
+        )
+        for name, after in report["after"].items()
+    ]

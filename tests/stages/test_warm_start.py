@@ -25,13 +25,14 @@ from data.journal import Journal
 from data.parquet_io import training_row, write_training_rows
 from drzero.checkpoints.weights import HfWeights
 from drzero.cli import main
-from drzero.preflight.demonstrations import Source, read_source, searching_as
+from drzero.preflight.demonstrations import Source, read_source, searching_as, searching_as_first
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.overrides import OverrideError
 from drzero.stages.warm_start import warm_start_overrides
+from drzero.stages.warm_start.card import write_card
 from drzero.stages.warm_start.check import by_index
 from drzero.stages.warm_start.choose import choose
 from drzero.stages.warm_start.training import batch_and_steps, check_learnt, train
@@ -284,6 +285,9 @@ def test_the_check_searches_each_runs_own_index_and_preflight_opens_it(config, t
         (f"{tmp_path}/one/chromadb", None, [str(runs[0])]),
         (f"{tmp_path}/two/chromadb", "http://127.0.0.1:9/x", [str(runs[1])]),
     ]
+    for named, path in (runs, f"{tmp_path}/one/chromadb"), (["nowhere"], config.chroma.path):
+        learning = OmegaConf.merge(config, {"demonstrations": list(map(str, named))})
+        assert searching_as_first(learning).chroma.path == path
     words = warm_start_overrides([f"from=[{runs[0]}, {runs[1]}]", "hardware=cpu", "model=demo-policy"])
     for more, refused in ([], runs), (["check=0"], []):
         errors = preflight(compose_stage("warm_start", [*words, *more]), "warm_start").errors
@@ -364,6 +368,36 @@ def test_the_new_model_is_used_with_the_settings_of_the_one_it_started_from(tmp_
         compose_stage("challenger", ["hardware=cpu", f"model={tmp_path}"])
 
 
+REPORT = {"counts": {"train": {"challenger": {"1": 3}, "solver": {"2": 4}}}, "before": {}, "after": {}}
+
+
+def test_a_card_names_every_start_its_teachers_and_their_terms(config, tmp_path):
+    config = config.copy()
+    base, first, second = (
+        tmp_path / "models--me--small" / "snapshots" / "0a",
+        tmp_path / "one",
+        tmp_path / "two",
+    )
+    for model, start, teacher, terms in (
+        (first, base, "a-model at https://api.example.com/v1", None),
+        (second, first, "another", "Apache-2.0.\n"),
+    ):
+        model.mkdir()
+        config.base_model, config.terms = str(start), terms
+        write_card(model, config, REPORT | {"teachers": [teacher]})
+    card = (second / "README.md").read_text()
+    assert "base_model: me/small" in card and "- Started from: `one`\n" in card
+    assert (
+        "3 of the challenger, 4 of the solver conversations; the teacher was another. Terms: Apache-2.0.\n"
+        in card
+    )
+    assert (
+        "- `one` was itself started: the teacher was a-model at https://api.example.com/v1. Terms: Nobody has"
+        in card
+    )
+    assert "|" not in card  # nothing was held out
+
+
 def test_a_folder_with_another_training_is_not_continued(config, chosen_from, tmp_path):
     chosen = chosen_from(source(*(question(n, name, attempts=GOOD) for n, name in enumerate(NAMES))))
     save_tiny_model(tmp_path / "tiny")
@@ -421,14 +455,15 @@ def test_a_teachers_conversations_become_a_model_with_its_card_and_its_check(lea
     written = [json.loads(line) for line in (run / "demonstrations.jsonl").read_text().splitlines()]
     assert {one["role"] for one in written} == {"challenger", "solver"} and len(written) >= 8
     card = (run / "model" / "README.md").read_text()
-    assert MODEL in card and "Nobody has stated them" in card and KEY not in card
+    assert MODEL in card and "Nobody has stated them" in card
+    assert not [path for path in run.rglob("*") if path.is_file() and KEY.encode() in path.read_bytes()]
     made = compose_stage("challenger", ["hardware=cpu", f"model={run / 'model'}"])
     assert made.base_model == str(run / "model") and made.prompts.form == "full"
     assert json.loads((run / "result.json").read_text())["figures"]["demonstrations"] >= 4
 
 
 @pytest.mark.slow("the first tier refuses to continue another training")
-def test_killed_while_it_asks_and_while_it_trains_it_ends_with_the_same_weights(learnt, tmp_path):
+def test_killed_while_it_asks_and_trains_and_out_of_time_it_ends_with_the_same_weights(learnt, tmp_path):
     journal = tmp_path / "runs" / "warm_start" / "preview" / "samples.jsonl"
     tracker = tmp_path / "runs" / "warm_start" / "training" / "latest_checkpointed_iteration.txt"
     env = os.environ | {"OPENAI_API_KEY": KEY}
@@ -444,6 +479,8 @@ def test_killed_while_it_asks_and_while_it_trains_it_ends_with_the_same_weights(
                 time.sleep(0.05)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        stop = {"DRZERO_STOP_AT": str(time.time() + 140)}  # too near for a second step
+        assert subprocess.run(command, env=env | stop, check=False).returncode == os.EX_TEMPFAIL
         assert subprocess.run(command, env=env, check=False).returncode == 0
     undisturbed, resumed = weights(learnt), weights(tmp_path)
     assert undisturbed.keys() == resumed.keys()

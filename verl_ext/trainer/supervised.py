@@ -18,6 +18,9 @@ from verl.trainer.sft_trainer import SFTTrainer
 from verl.utils.device import get_nccl_backend
 from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
+from drzero.ops.errors import OutOfTime
+from verl_ext.stop_time import Pace, seconds_left
+
 
 class DemonstrationRows(Dataset[dict[str, torch.Tensor]]):
     """Rows of `ids` and `own` (1 for the model's own tokens), as veRL's `data.custom_cls`."""
@@ -34,11 +37,43 @@ class DemonstrationRows(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": ids_T, "position_ids": torch.arange(len(ids_T)), "loss_mask": own_T}
 
 
+class StoppingTrainer(SFTTrainer):
+    """veRL's trainer, which saves and raises OutOfTime when the stop time leaves no other step."""
+
+    _pace: Pace | None = None
+    _reason: str | None = None
+
+    def _get_batch_seqlens(self, data: Any) -> Any:
+        """As veRL's, which calls it as each step begins."""
+        if self._reason:
+            raise OutOfTime(self._reason)
+        if self._pace:
+            self._pace.end_step()
+        else:
+            self._pace = Pace()
+        # This step takes its time before the next one does.
+        left = seconds_left() - self._pace.step_s
+        self._reason = _agreed(self._pace.reason_to_stop(left, validates=False))
+        if self._reason:
+            self.save_freq = 1
+        return super()._get_batch_seqlens(data)
+
+
+def _agreed(reason: str | None) -> str | None:
+    """The first rank's reason: clocks differ, and all must end at the same step."""
+    reasons = [reason]
+    dist.broadcast_object_list(reasons, src=0)
+    return reasons[0]
+
+
 def train(config: DictConfig) -> None:
-    """Train to `trainer.total_training_steps`, from the last checkpoint if there is one."""
+    """Train to `trainer.total_training_steps` or the stop time, from the last checkpoint if there is one."""
     _join(config.trainer.device)
     torch.manual_seed(config.trainer.seed)  # which veRL 0.9.1 leaves out, so every adapter would begin anew
-    SFTTrainer(config).fit()
+    try:
+        StoppingTrainer(config).fit()
+    except OutOfTime as reason:
+        print(reason, flush=True)
     destroy_global_process_group()
 
 

@@ -38,7 +38,7 @@ from drzero.stages.warm_start.card import write_card
 from drzero.stages.warm_start.check import play_check
 from drzero.stages.warm_start.choose import Chosen, choose
 from drzero.stages.warm_start.training import check_same, losses, train
-from drzero.stages.warm_start_report import shares
+from drzero.stages.warm_start_report import measured_rows, shares
 from verl_ext.artefacts import announce
 
 PREVIEW = "preview"  # the folder of its own preview
@@ -147,23 +147,24 @@ def _finish(config: DictConfig, report: Mapping[str, Any], model: Path, cost: Ma
     folder = Path(config.run.dir)
     atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
     announce(folder / REPORT)
-    table = new_table(f"{config.run.name}: held-out documents", "", ">n", ">before", ">after", ">95 % after")
-    for name, after in report["after"].items():
-        before = report["before"].get(name, {})
-        interval = f"{after['low']:.2f}–{after['high']:.2f}"
-        table.add_row(
-            name, str(after["n"]), f"{before.get('share', 0):.2f}", f"{after['share']:.2f}", interval
-        )
-    out = console()
-    out.print(table)
+    _print_report(config.run.name, report, model)
+    figures = {"demonstrations": sum(sum(hops.values()) for hops in report["counts"]["train"].values())}
+    figures |= {f"{name}_after": share["share"] for name, share in report["after"].items()}
+    tokens = cost["tokens_in"] + cost["tokens_out"]
+    outputs = {"model": model, "demonstrations": folder / DEMONSTRATIONS, "left_out": folder / LEFT_OUT}
+    write_result(config, outputs, tokens, figures)
+
+
+def _print_report(name: str, report: Mapping[str, Any], model: Path) -> None:
+    out, rows = console(), measured_rows(report)
+    table = new_table(f"{name}: held-out documents", "", ">n", ">before", ">after", ">95 % after")
+    for row in rows:
+        table.add_row(*row)
+    if rows:
+        out.print(table)
     lost = {key: "–" if value is None else f"{value:.3f}" for key, value in report["losses"].items()}
     out.print(
         f"loss: training {lost['first_train']} to {lost['last_train']}, "
         f"held out {lost['first_held_out']} to {lost['last_held_out']}"
     )
     out.print(f"the model: {model} (use it with model={model})", soft_wrap=True)
-    figures = {"demonstrations": sum(sum(hops.values()) for hops in report["counts"]["train"].values())}
-    figures |= {f"{name}_after": share["share"] for name, share in report["after"].items()}
-    tokens = cost["tokens_in"] + cost["tokens_out"]
-    outputs = {"model": model, "demonstrations": folder / DEMONSTRATIONS, "left_out": folder / LEFT_OUT}
-    write_result(config, outputs, tokens, figures)

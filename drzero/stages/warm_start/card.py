@@ -8,10 +8,12 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from omegaconf import DictConfig
 
+from drzero.checkpoints.reading import read_json
 from drzero.ops.files import atomic_write
 from drzero.ops.hub import HUB_ID
 from drzero.recipe.overrides import WARM_START
-from drzero.stages.warm_start_report import MEASURED
+from drzero.stages.models import model_name
+from drzero.stages.warm_start_report import measured_rows
 from verl_ext.artefacts import announce
 
 
@@ -21,38 +23,51 @@ def write_card(model: Path, config: DictConfig, report: Mapping[str, Any]) -> No
         "settings_of": config.settings_of,
         "started_from": str(config.base_model),
         "terms": config.terms,
+        "earlier": _earlier(Path(config.base_model)),
         **report,
     }
     atomic_write(model / WARM_START, json.dumps(about, indent=1, ensure_ascii=False))
-    atomic_write(model / "README.md", _card(config, report))
+    atomic_write(model / "README.md", _card(config, about))
     announce(model)
 
 
+def _earlier(base: Path) -> list[dict[str, Any]]:
+    """What the base model was itself started from, the last start first: its terms still hold."""
+    if not (base / WARM_START).is_file():
+        return []
+    about = read_json(base / WARM_START, "what the model was started from")
+    last = {name: about.get(name) for name in ("started_from", "teachers", "terms")}
+    return [last, *(about.get("earlier") or [])]
+
+
+def _taught(about: Mapping[str, Any]) -> str:
+    teachers = "; ".join(about["teachers"] or ["unknown"])
+    terms = " ".join((about["terms"] or "").split()).rstrip(".")
+    unstated = "Nobody has stated them (`terms=`). Its provider may limit what its answers may train"
+    return f"the teacher was {teachers}. Terms: {terms or unstated}."
+
+
 def _card(config: DictConfig, report: Mapping[str, Any]) -> str:
-    base = str(config.base_model)
-    hub_id = base if HUB_ID.fullmatch(base) else None
+    earlier = report["earlier"]
+    models = [model_name(one["started_from"]) for one in (report, *earlier)]
+    hub_id = models[-1] if HUB_ID.fullmatch(models[-1]) else None
     front = ModelCardData(base_model=hub_id, tags=["dr-zero", "search-agent", "warm-start"]).to_yaml()
     counts = report["counts"]["train"]
     by_role = ", ".join(f"{sum(hops.values())} of the {role}" for role, hops in counts.items())
-    teachers = "; ".join(report["teachers"])
-    terms = config.terms or (
-        "Nobody has stated them (`terms=`). The teacher's provider may limit what its answers may train"
-    )
     lines = [
         f"---\n{front}\n---\n",
         "# A warm-started search agent\n",
-        f"- Started from: `{base}`",
-        f"- Learnt from: {by_role} conversations, in which the teacher was {teachers}",
-        f"- Terms: {terms}.",
+        f"- Started from: `{models[0]}`",
+        f"- Learnt from: {by_role} conversations; {_taught(report)}",
+        *(
+            f"- `{model}` was itself started: {_taught(one)}"
+            for model, one in zip(models, earlier, strict=False)
+        ),
         f"- Trained: {config.epochs:g} epochs, learning rate {config.learning_rate:g}, "
         + (f"an adapter of rank {config.lora_rank}, merged" if config.lora_rank else "all weights"),
         "",
     ]
     if report["after"]:
         lines += ["| on held-out documents | n | before | after | 95 % |", "|---|---|---|---|---|"]
-    for name, after in report["after"].items():
-        before = report["before"].get(name, {}).get("share", 0.0)
-        interval = f"{after['low']:.2f} to {after['high']:.2f}"
-        _, words = MEASURED[name]
-        lines.append(f"| {words} | {after['n']} | {before:.2f} | {after['share']:.2f} | {interval} |")
+    lines += [f"| {' | '.join(row)} |" for row in measured_rows(report)]
     return "\n".join([*lines, ""])

@@ -18,6 +18,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from drzero.ops.console import say
+from drzero.ops.errors import OutOfTime
 from drzero.ops.files import atomic_path, atomic_write
 from drzero.ops.process.child import Command
 from drzero.ops.services.services import ServiceGroup
@@ -29,7 +30,7 @@ from drzero.recipe.metrics import MetricsTail, metrics_path, read_metrics
 from drzero.stages.warm_start.choose import Chosen, Demonstration
 from drzero.stages.warm_start_report import CHECKS
 from verl_ext.checkpoints import saved_step, step_folder
-from verl_ext.stop_time import require_time
+from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 WORK = "training"  # the trainer's folder below the run's
 _MADE_FROM = "made_from.json"
@@ -63,6 +64,11 @@ def train(config: DictConfig, chosen: Chosen) -> Path:
         say("training", f"{steps} steps of {batch} on {len(rows)} demonstrations, {log}")
         with _telling(folder, steps), ServiceGroup([]) as services:
             run_supervised(_command(config, folder, work), services)
+        if (done := saved_step(work)) < steps:
+            left = describe_left(seconds_left())
+            raise OutOfTime(
+                f"out of time after {done} of {steps} steps, which are kept: {left}; rerun to resume"
+            )
     check_learnt(folder)
     return work
 
