@@ -89,7 +89,13 @@ def _always() -> set[str]:
 
 @cache
 def _known() -> dict[str, bool]:
-    names = [*_verls(), *OLD_KEYS, "tasks", *(name for stage in CONFIGS for name in schema_of(stage).keys)]
+    names = [
+        *_verls(),
+        *OLD_KEYS,
+        "tasks",
+        "from",
+        *(name for stage in CONFIGS for name in schema_of(stage).keys),
+    ]
     groups = {name[:end] for name in names for end, letter in enumerate(name) if letter == "."}
     return {name: name in groups for name in (*groups, *names)}
 

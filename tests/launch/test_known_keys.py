@@ -45,6 +45,7 @@ def test_a_key_or_option_that_does_not_exist_is_refused_with_the_nearest(overrid
         *("trainer.save_freq=5", "watchdog.limits.rollout=9", "stages.solver.trainer.save_freq=5"),
         *("+trainer.foo=1", "++trainer.save_freq=1", "+process_env.A=1", "~trainer.balance_batch"),
         *("loop=demo", "iterations=2", "benchmarks=[a.parquet]", "flow_test.seconds=3"),
+        *("from=runs/preview", "from=[a,b]"),
         *("process_env.NCCL_DEBUG=INFO", "hydra.verbose=true", "critic.optim.lr=1", "steps_per_iteration=3"),
         # Only some machines' files have it.
         "+actor_rollout_ref.rollout.engine_kwargs.sglang.attention_backend=fa3",

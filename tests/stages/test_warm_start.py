@@ -31,7 +31,6 @@ from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.overrides import OverrideError
-from drzero.stages.warm_start import warm_start_overrides
 from drzero.stages.warm_start.card import write_card
 from drzero.stages.warm_start.check import by_index
 from drzero.stages.warm_start.choose import choose
@@ -64,7 +63,7 @@ def source(*made, name="preview"):
 @pytest.fixture(scope="module")
 def config():
     overrides = ["hardware=cpu", "model=demo-policy", "from=nothing", "held_out_share=0.2"]
-    return resolve(compose_stage("warm_start", warm_start_overrides(overrides)))
+    return resolve(compose_stage("warm_start", overrides))
 
 
 @pytest.fixture
@@ -197,7 +196,7 @@ def test_a_run_of_synthesize_has_no_attempts_and_teaches_the_challenger_alone(ch
     ],
 )
 def test_preflight_refuses_a_start_without_teachers_or_with_a_batch_that_does_not_divide(overrides, key):
-    words = warm_start_overrides(["hardware=cpu", "model=demo-policy", *overrides])
+    words = ["hardware=cpu", "model=demo-policy", *overrides]
     report = preflight(compose_stage("warm_start", words), "warm_start")
     assert key in {finding.key for finding in report.errors}
 
@@ -288,7 +287,7 @@ def test_the_check_searches_each_runs_own_index_and_preflight_opens_it(config, t
     for named, path in (runs, f"{tmp_path}/one/chromadb"), (["nowhere"], config.chroma.path):
         learning = OmegaConf.merge(config, {"demonstrations": list(map(str, named))})
         assert searching_as_first(learning).chroma.path == path
-    words = warm_start_overrides([f"from=[{runs[0]}, {runs[1]}]", "hardware=cpu", "model=demo-policy"])
+    words = [f"from=[{runs[0]}, {runs[1]}]", "hardware=cpu", "model=demo-policy"]
     for more, refused in ([], runs), (["check=0"], []):
         errors = preflight(compose_stage("warm_start", [*words, *more]), "warm_start").errors
         told = [str(one) for one in errors if one.key == "demonstrations"]
@@ -306,10 +305,11 @@ def test_the_check_searches_each_runs_own_index_and_preflight_opens_it(config, t
         ("from=['a b', \"c\"]", ["a b", "c"]),
         ("from='a, b'", ["a, b"]),
         ("from=[]", []),
+        ("from=", []),
     ],
 )
 def test_runs_are_named_as_a_user_types_them(word, folders):
-    made = compose_stage("warm_start", warm_start_overrides([word, "hardware=cpu"]))
+    made = compose_stage("warm_start", [word, "hardware=cpu"])
     assert list(made.demonstrations) == folders
 
 
@@ -386,15 +386,15 @@ def test_a_card_names_every_start_its_teachers_and_their_terms(config, tmp_path)
         config.base_model, config.terms = str(start), terms
         write_card(model, config, REPORT | {"teachers": [teacher]})
     card = (second / "README.md").read_text()
-    assert "base_model: me/small" in card and "- Started from: `one`\n" in card
+    assert "base_model: me/small" in card and f"- Started from: `{tmp_path.name}/one`\n" in card
     assert (
         "3 of the challenger, 4 of the solver conversations; the teacher was another. Terms: Apache-2.0.\n"
         in card
     )
-    assert (
-        "- `one` was itself started: the teacher was a-model at https://api.example.com/v1. Terms: Nobody has"
-        in card
+    earlier = (
+        f"- `{tmp_path.name}/one` was itself started: the teacher was a-model at https://api.example.com/v1"
     )
+    assert f"{earlier}. Terms: Nobody has stated them" in card
     assert "|" not in card  # nothing was held out
 
 

@@ -39,6 +39,7 @@ WITH_VERL = ("challenger", "solver", "train", "flow_test")
 _SHORT = {
     "compare_rollouts": {"data": "compare.data", "n": "compare.n"},
     "agent_bench": {"mode": "run_mode"},
+    "warm_start": {"from": "demonstrations"},
 }
 """Short names of keys, which other stages use for other things."""
 SHARED_WITH_VERL = "data"  # a node of veRL's config that also has keys of ours
@@ -90,6 +91,7 @@ class Schema:
     def prune(self, config: Any) -> None:
         """Keep only our keys in a config without veRL: `hardware/` and `model/` set veRL's in every stage."""
         if self.has_verl:
+            config.pop("settings_of", None)  # which model/ sets for a warm start
             return
         for root in list(config):
             if root == SHARED_WITH_VERL and self.is_group(root):
@@ -109,10 +111,15 @@ def schema_of(stage: str) -> Schema:
 
 
 def in_full(stage: str, overrides: Sequence[str]) -> list[str]:
-    """A stage's overrides with the keys' full names."""
+    """A stage's overrides with the keys' full names. `from=FOLDER` is a list of one."""
     names = _SHORT.get(stage, {})
     parts = (override.partition("=") for override in overrides)
-    return [f"{names.get(key, key)}{sign}{value}" for key, sign, value in parts]
+    return [
+        f"{names[key]}=[{value}]"
+        if key in names and key == "from" and not value.startswith("[")
+        else f"{names.get(key, key)}{sign}{value}"
+        for key, sign, value in parts
+    ]
 
 
 def own_keys(stage: str) -> list[Key]:

@@ -27,7 +27,6 @@ from drzero.preflight.demonstrations import Source, read_source, searching_as
 from drzero.preflight.inputs import gate_questions
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import write_resolved
-from drzero.recipe.overrides import assigned
 from drzero.recipe.tables import console, new_table
 from drzero.stages.models import costs, sample_embedder
 from drzero.stages.preview import run_preview
@@ -45,16 +44,8 @@ PREVIEW = "preview"  # the folder of its own preview
 
 
 def warm_start_overrides(overrides: Sequence[str]) -> list[str]:
-    """`from=FOLDER` or `from=[FOLDER,…]` is `demonstrations=`."""
-    written = sample_embedder(overrides)
-    for override in overrides:
-        key, _, value = override.partition("=")
-        if key == "from":
-            is_list = value.startswith("[")
-            named = assigned("demonstrations", [value.strip("'\"")])
-            override = f"demonstrations={value}" if is_list else named
-        written.append(override)
-    return written
+    """The sample of `source=` is indexed as a preview's is."""
+    return [*sample_embedder(overrides), *overrides]
 
 
 def run_warm_start(config: DictConfig) -> None:

@@ -40,6 +40,12 @@ def _earlier(base: Path) -> list[dict[str, Any]]:
     return [last, *(about.get("earlier") or [])]
 
 
+def _shown(model: str) -> str:
+    """A hub id, or a folder with its parent's name: a warm start's own is always `model`."""
+    name = model_name(model)
+    return name if HUB_ID.fullmatch(name) else "/".join(Path(model).parts[-2:])
+
+
 def _taught(about: Mapping[str, Any]) -> str:
     teachers = "; ".join(about["teachers"] or ["unknown"])
     terms = " ".join((about["terms"] or "").split()).rstrip(".")
@@ -49,8 +55,9 @@ def _taught(about: Mapping[str, Any]) -> str:
 
 def _card(config: DictConfig, report: Mapping[str, Any]) -> str:
     earlier = report["earlier"]
-    models = [model_name(one["started_from"]) for one in (report, *earlier)]
-    hub_id = models[-1] if HUB_ID.fullmatch(models[-1]) else None
+    starts = [one["started_from"] for one in (report, *earlier)]
+    models, first = [_shown(model) for model in starts], model_name(starts[-1])
+    hub_id = first if HUB_ID.fullmatch(first) else None
     front = ModelCardData(base_model=hub_id, tags=["dr-zero", "search-agent", "warm-start"]).to_yaml()
     counts = report["counts"]["train"]
     by_role = ", ".join(f"{sum(hops.values())} of the {role}" for role, hops in counts.items())
