@@ -221,11 +221,13 @@ def balanced(found: Iterable[Demonstration], seed: int) -> tuple[list[Demonstrat
             continue
         (hop, count), (_, most) = counts
         of_hop = [one for one in of_role if one.hop == hop]
-        gone = sorted(of_hop, key=lambda one: sha256(f"{seed}/{one.question}".encode()).digest())[
-            : count - most
-        ]
-        kept = [one for one in kept if not any(one is other for other in gone)]
+        ordered = sorted(of_hop, key=lambda one: sha256(f"{seed}/{one.question}".encode()).digest())
+        gone = {id(one) for one in ordered[: count - most]}
         reason = f"balance: more of {hop} hops than of any other count"
-        names = ("role", "hop", "doc_id", "question", "answer", "source")
-        surplus += [LeftOut(**{name: getattr(one, name) for name in names}, reason=reason) for one in gone]
+        surplus += [
+            LeftOut(one.role, one.hop, one.doc_id, one.question, one.answer, one.source, reason)
+            for one in kept
+            if id(one) in gone
+        ]
+        kept = [one for one in kept if id(one) not in gone]
     return kept, surplus
