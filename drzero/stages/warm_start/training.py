@@ -21,6 +21,8 @@ from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime
 from drzero.ops.files import atomic_path, atomic_write
 from drzero.ops.process.child import Command
+from drzero.ops.process.logs import EventLog
+from drzero.ops.records import EVENTS_FILE
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import run_supervised
 from drzero.recipe.compose import verl_config, verl_env
@@ -62,7 +64,8 @@ def train(config: DictConfig, chosen: Chosen) -> Path:
         write_config(config, work, train_path, val, batch, steps)
         log = f"log: {folder}/logs/trainer.log"
         say("training", f"{steps} steps of {batch} on {len(rows)} demonstrations, {log}")
-        with _telling(folder, steps), ServiceGroup([]) as services:
+        events = EventLog(folder / "logs" / EVENTS_FILE)
+        with _telling(folder, steps), ServiceGroup([], events=events) as services:
             run_supervised(_command(config, folder, work), services)
         if (done := saved_step(work)) < steps:
             left = describe_left(seconds_left())
