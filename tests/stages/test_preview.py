@@ -195,7 +195,7 @@ def test_a_sample_is_embedded_by_the_small_embedder_on_a_cpu(arguments, embedder
 
 
 def test_a_stage_that_trains_takes_no_endpoint_and_says_which_do():
-    those = "preview, synthesize, evaluate, ask, serve-agent, agent-bench, compare-rollouts"
+    those = "preview, warm-start, synthesize, evaluate, ask, serve-agent, agent-bench, compare-rollouts"
     with pytest.raises(OverrideError, match=f"in challenger: it is one of {those}$"):
         compose_stage("challenger", ["hardware=cpu", "endpoint=http://127.0.0.1:1/v1"])
 
