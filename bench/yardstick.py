@@ -1,4 +1,4 @@
-"""How much of what gold questions teach does the loop reach without any? Two arms to hold next to it.
+"""Compares the loop with gold questions, and with an untrained challenger, at equally many updates.
 
     drzero evolve loop=demo --seeds 3 paths.checkpoints=outputs/yardstick/loop
     python -m bench.yardstick gold outputs/yardstick/gold --seeds 3

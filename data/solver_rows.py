@@ -64,8 +64,8 @@ def write_solver_split(
     ask = partial(solver_messages, form=prompt_form, max_turns=max_turns)
     ordered = sorted(accepted, key=lambda pair: pair.prompt_index)
     held_out = held_out_documents(ordered, seed, min(int(val_share * len(ordered)), max_val_rows))
-    train = [pair for pair in ordered if _document_key(pair) not in held_out]
-    val = [pair for pair in ordered if _document_key(pair) in held_out]
+    train = [pair for pair in ordered if document_key(pair) not in held_out]
+    val = [pair for pair in ordered if document_key(pair) in held_out]
     for split, pairs in (("train", train), ("val", val)):
         path = out_dir / f"{split}.parquet"
         if not pairs:
@@ -91,7 +91,7 @@ def write_solver_split(
         val_path=out_dir / VAL if val else None,
         train_rows=len(train),
         val_rows=len(val),
-        train_documents=len({_document_key(pair) for pair in train}),
+        train_documents=len({document_key(pair) for pair in train}),
         val_documents=len(held_out),
         pairing_checked=len(ordered) if pairing else 0,
     )
@@ -145,7 +145,7 @@ def check_partition(out_dir: Path, prompts: Sequence[Mapping[str, Any]]) -> None
 
 def held_out_documents(pairs: Sequence[Pair], seed: int, rows: int) -> set[str]:
     """Return documents with at most `rows` rows together, else the smallest, but never the only one."""
-    sizes = Counter(_document_key(pair) for pair in pairs)
+    sizes = Counter(document_key(pair) for pair in pairs)
     if len(sizes) < 2:
         return set()
     shuffled = sorted(sizes, key=lambda key: sha256(f"{seed}/{key}".encode()).digest())
@@ -158,6 +158,6 @@ def held_out_documents(pairs: Sequence[Pair], seed: int, rows: int) -> set[str]:
     return chosen or {min(shuffled, key=sizes.__getitem__)}
 
 
-def _document_key(pair: Pair) -> str:
+def document_key(pair: Pair) -> str:
     """A hash of the text, because a corpus may hold one text under several ids."""
     return sha256(pair.document.encode()).hexdigest()

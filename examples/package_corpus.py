@@ -76,7 +76,7 @@ _ENGLISH = re.compile(r"\b(?:the|and|of|to|is|for|with|that|in|an?|it|are|you|fr
 
 @dataclass(frozen=True)
 class Package:
-    """A package: sentences of its own prose, and its facts by name, as in `package_language.FACTS`."""
+    """A package: sentences from its README, and facts by name, as in `package_language.FACTS`."""
 
     id: str
     title: str

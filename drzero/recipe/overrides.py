@@ -192,7 +192,7 @@ def model_by_name(override: str) -> list[str]:
 
 
 def _settings_of(folder: str) -> str:
-    """The option with a model's settings: a warm-started model has those of the one it started from."""
+    """The option with a model's settings. A warm-started model keeps the settings it started with."""
     about = Path(folder) / WARM_START
     if not about.is_file():
         return PLAIN_MODEL

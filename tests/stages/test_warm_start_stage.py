@@ -34,7 +34,7 @@ from drzero.recipe.overrides import OverrideError
 from drzero.stages.warm_start.card import write_card
 from drzero.stages.warm_start.check import by_index
 from drzero.stages.warm_start.choose import choose
-from drzero.stages.warm_start.training import batch_and_steps, check_learnt, train
+from drzero.stages.warm_start.training import batch_and_steps, check_learnt, check_same
 from verl_ext.method.chat import turn_end_id
 
 ANSWERED = "<think>So it is.</think>\n<answer>Galmir</answer>"
@@ -48,7 +48,7 @@ def attempt(*turns, right=True, finished=True):
 
 
 def question(number, name, *, attempts, hop=1, turns=None):
-    """A prompt about a river's town of its own, and the record of its question."""
+    """A prompt about a town, and the record of the question asked about it."""
     document = DOCUMENT.replace("Drosken", name).replace("Galmir", f"{name}bach")
     asked = last_turn(f"On which river does {name} lie?", f"{name}bach")
     row = prompt(number, hop, document, doc_id=name)
@@ -406,7 +406,7 @@ def test_a_folder_with_another_training_is_not_continued(config, chosen_from, tm
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "made_from.json").write_text('{"demonstrations": "others"}')
     with pytest.raises(CheckError, match="holds a training with other demonstrations"):
-        train(config, chosen)
+        check_same(config, chosen)
 
 
 def words_of(folder, url, *more):

@@ -40,7 +40,7 @@ from drzero.stages.warm_start.training import check_same, losses, train
 from drzero.stages.warm_start_report import measured_rows, shares
 from verl_ext.artefacts import announce
 
-PREVIEW = "preview"  # the folder of its own preview
+PREVIEW = "preview"  # where a preview for this run alone goes
 
 
 def warm_start_overrides(overrides: Sequence[str]) -> list[str]:

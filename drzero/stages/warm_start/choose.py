@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from data.gates import Gates
 from data.pairs import Pair
 from data.selection import Selection, select
-from data.solver_rows import held_out_documents
+from data.solver_rows import document_key, held_out_documents
 from drzero.preflight.demonstrations import Source
 from verl_ext.method.chat import opened_thinking
 from verl_ext.method.demonstration import Example, encode, messages_of
@@ -102,7 +102,7 @@ def choose(config: DictConfig, sources: Sequence[Source], tokenizer: Any, gates:
     by_key = {(record["prompt_index"], record["sample"]): record for record in records}
     held_out_pairs = list[tuple[Source, Pair]]()
     for pair in selection.accepted:
-        split = "held_out" if sha256(pair.document.encode()).hexdigest() in held_out else "train"
+        split = "held_out" if document_key(pair) in held_out else "train"
         record, source = by_key[pair.prompt_index, pair.sample], source_of[pair.prompt_index]
         for role, outcome in _conversations(pair, record):
             about = (role, pair.hop, pair.doc_id, pair.question, pair.answer, source.name)

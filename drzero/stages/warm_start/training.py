@@ -45,10 +45,9 @@ _START_S = 60.0  # with less time left, nothing is started
 def train(config: DictConfig, chosen: Chosen) -> Path:
     """Train to the last step, or resume. Returns the folder with its checkpoints.
 
-    Raises CheckError if the folder holds another training or it diverged, OutOfTime, or ChildFailed.
+    Call `check_same` first. Raises CheckError if the training diverged, OutOfTime, or ChildFailed.
     """
     folder, work = Path(config.run.dir), Path(config.run.dir) / WORK
-    check_same(config, chosen)
     rows, held_out = chosen.of("train"), chosen.of("held_out")
     batch, steps = batch_and_steps(config, len(rows))
     if saved_step(work) < steps:
@@ -172,7 +171,7 @@ def write_config(
     """Compose veRL's `sft_trainer_engine` with this run's values into `work`/sft.yaml."""
     with initialize_config_dir(urlsplit(verl_config()).path, version_base=None):
         composed = compose("sft_trainer_engine")
-    on_cpu = config.machine.device == "cpu"
+    on_cpu, every = config.machine.device == "cpu", -(-steps // _SAVES)
     ours = {
         "data": {
             "train_files": str(train),
@@ -212,8 +211,8 @@ def write_config(
             "logger": ["file"],
             "total_epochs": 1,
             "total_training_steps": steps,
-            "save_freq": max(1, -(-steps // _SAVES)),
-            "test_freq": max(1, -(-steps // _SAVES)) if held_out else -1,
+            "save_freq": every,
+            "test_freq": every if held_out else -1,
             # With one, veRL would remove the last before it writes the next.
             "max_ckpt_to_keep": 2,
             "seed": config.data.seed,
