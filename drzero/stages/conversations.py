@@ -1,8 +1,7 @@
 """Run many conversations with a served model: what synthesize, preview and evaluate share.
 
 async with served_agent(SolverAgent, config, own_model(config, "solver")) as agent:
-    failed = await play_all(jobs, play, on_result, services, concurrency=256, description="evaluate")
-check_failed_share(failed, len(jobs), config.run.max_failed_share)
+    failed = await play_all(config, jobs, play, on_result, services, total=len(jobs), description="evaluate")
 """
 
 import asyncio
@@ -122,30 +121,31 @@ def with_services(
 
 
 async def play_all(
+    config: DictConfig,
     jobs: Sequence[Job],
     play: Callable[[Job], Awaitable[Played]],
     on_result: Callable[[Job, Played], None],
     services: ServiceGroup,
     *,
-    concurrency: int,
+    total: int,
     description: str,
 ) -> list[Failed[Job]]:
     """Run every job, a failed one once more after all others. Returns the jobs that failed twice.
 
-    Raises OutOfTime at the stop time, ServiceDied, or ConversationsFailed if a server refuses a request or
-    too many conversations fail in a row.
+    `total` counts those of earlier starts too. Raises OutOfTime at the stop time, ServiceDied, or
+    ConversationsFailed if a server refuses a request, too many fail in a row, or too many of `total` twice.
     """
-    player = _Player(play, on_result, services, concurrency)
+    player = _Player(play, on_result, services, config.solver.concurrency)
     failed = await player.once(jobs, description)
     if failed:
         (reason, times), *_ = Counter(failure.reason for failure in failed).most_common(1)
         say(description, f"{len(failed)} failed and are tried again; {times} times: {reason}")
         failed = await player.once([failure.job for failure in failed], f"{description}, retries")
+        _check_failed_share(failed, total, config.run.max_failed_share)
     return failed
 
 
-def check_failed_share(failed: Sequence[Failed[Any]], total: int, max_share: float) -> None:
-    """Raise ConversationsFailed when more than `max_share` of `total` conversations failed."""
+def _check_failed_share(failed: Sequence[Failed[Any]], total: int, max_share: float) -> None:
     if len(failed) > max_share * total:
         raise ConversationsFailed(
             f"{len(failed)} of {total} conversations failed twice, more than the run.max_failed_share="

@@ -12,7 +12,7 @@ from data.journal import Journal
 from data.pairs import Pair
 from drzero.ops.services.services import ServiceGroup
 from drzero.recipe.tables import console
-from drzero.stages.conversations import Failed, check_failed_share, play_all, served_agent, with_services
+from drzero.stages.conversations import Failed, play_all, served_agent, with_services
 from drzero.stages.models import StageModel, own_model, spent
 from drzero.stages.services import solver_spec
 from verl_ext.clients.search_agent import Conversation, SearchAgent
@@ -77,7 +77,8 @@ async def ask_solver(
             key = {"prompt_index": pair.prompt_index, "sample": pair.sample}
             journal.append(key | answer | spent(conversation))
 
-        failed = await play_all(
+        return await play_all(
+            config,
             pairs,
             lambda pair: agent.converse(
                 open_book_messages(pair.question, pair.document, pair.trajectory, form, turns, limit),
@@ -85,11 +86,9 @@ async def ask_solver(
             ),
             keep,
             services,
-            concurrency=config.solver.concurrency,
+            total=len(pairs),
             description="open book",
         )
-    check_failed_share(failed, len(pairs), config.run.max_failed_share)
-    return failed
 
 
 def verdicts(pairs: Sequence[Pair], records: Sequence[Mapping[str, Any]]) -> dict[Key, str | None]:

@@ -35,7 +35,6 @@ from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.indices import corpus_of
 from drzero.stages.conversations import (
     Failed,
-    check_failed_share,
     journal_conditions,
     play_all,
     served_agent,
@@ -170,11 +169,8 @@ async def play_questions(
             about = rows[sample.prompt_index]["extra_info"]
             journal.append(sample_record(sample, judged) | _dumped(about, judged.reward))
 
-        failed = await play_all(
-            missing, play, keep, services, concurrency=config.solver.concurrency, description="preview"
-        )
-    check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
-    return failed
+        total = len(journal.records) + len(missing)
+        return await play_all(config, missing, play, keep, services, total=total, description="preview")
 
 
 async def _judge(

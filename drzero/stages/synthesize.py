@@ -38,7 +38,6 @@ from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.tables import console, new_table
 from drzero.stages.conversations import (
     Failed,
-    check_failed_share,
     journal_conditions,
     play_all,
     served_agent,
@@ -186,16 +185,15 @@ async def play_samples(
 ) -> list[Failed[Sample]]:
     """Returns the samples that failed twice. Raises ConversationsFailed if too many of all did."""
     async with served_agent(SearchAgent, config, model) as agent:
-        failed = await play_all(
+        return await play_all(
+            config,
             missing,
             lambda sample: agent.converse(sample.messages, sample.seed),
             lambda sample, conversation: journal.append(sample_record(sample, conversation)),
             services,
-            concurrency=config.solver.concurrency,
+            total=len(journal.records) + len(missing),
             description="synthesize",
         )
-    check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
-    return failed
 
 
 def gates_of(config: DictConfig, benchmark_questions: Sequence[BenchmarkQuestion]) -> Gates:

@@ -239,7 +239,8 @@ def test_of_a_service_that_dies_mid_run_the_calls_are_counted_and_it_is_named(tm
 
         async def whole(group: ServiceGroup) -> list[Failed[int]]:
             keep = lambda job, _: answered.append(job)  # noqa: E731
-            failed = await play_all([0, 1, 2], play, keep, group, concurrency=1, description="test")
+            one_at_once = OmegaConf.create({"solver": {"concurrency": 1}, "run": {"max_failed_share": 1}})
+            failed = await play_all(one_at_once, [0, 1, 2], play, keep, group, total=3, description="test")
             await client.aclose()
             return failed
 

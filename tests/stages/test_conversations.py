@@ -6,10 +6,11 @@ import sys
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from drzero.ops.services.services import Service, ServiceDied, ServiceGroup, ServiceSpec
 from drzero.stages import conversations
-from drzero.stages.conversations import ConversationsFailed, Failed, check_failed_share, play_all
+from drzero.stages.conversations import ConversationsFailed, Failed, play_all
 from search.client import SearchRequestError
 from verl_ext.clients.search_agent import Conversation
 from verl_ext.clients.served_model import SolverServerError
@@ -40,9 +41,12 @@ class Player:
     def _keep(self, job, played):
         self.results.append((job, played.trajectory.final_text))
 
-    def play(self, jobs, concurrency=4, services=None):
-        group = services or ServiceGroup([])
-        playing = play_all(jobs, self._start, self._keep, group, concurrency=concurrency, description="test")
+    def play(self, jobs, concurrency=4, services=None, max_share=1.0, total=None):
+        group, total = services or ServiceGroup([]), total or len(jobs)
+        config = OmegaConf.create(
+            {"solver": {"concurrency": concurrency}, "run": {"max_failed_share": max_share}}
+        )
+        playing = play_all(config, jobs, self._start, self._keep, group, total=total, description="test")
         self.failed = asyncio.run(playing)
 
 
@@ -150,8 +154,9 @@ def test_a_dead_service_is_named_while_conversations_still_wait_for_it(tmp_path)
 
 
 def test_too_large_a_share_of_failures_is_an_error_that_names_the_commonest_cause():
-    failures = [Failed(job, "search away" if job else "server away") for job in range(3)]
-    check_failed_share([], total=8, max_share=0.25)
-    check_failed_share(failures[:2], total=8, max_share=0.25)
+    reasons = ["server away", "search away", "search away"]
+    player = Player(lambda job: conversation("", reasons[job] if job < 3 else None))
+    player.play(range(1, 8), max_share=0.25, total=8)  # two of eight, one of them played by an earlier start
+    assert len(player.failed) == 2
     with pytest.raises(ConversationsFailed, match=r"3 of 8 .*2 times\): search away.*rerun"):
-        check_failed_share(failures, total=8, max_share=0.25)
+        player.play(range(8), max_share=0.25)

@@ -22,7 +22,7 @@ from drzero.ops.files import atomic_write, remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.recipe.tables import console
-from drzero.stages.conversations import Failed, check_failed_share, play_all, with_services
+from drzero.stages.conversations import Failed, play_all, with_services
 from drzero.stages.evaluate import ANSWERS
 from drzero.stages.evaluate.benchmarks import benchmark_evaluation
 from drzero.stages.evaluate.environment import environment_evaluation
@@ -76,19 +76,18 @@ def _run_missing(
     async def play(services: ServiceGroup) -> list[Failed[Any]]:
         async with evaluation.agent() as attempt:
             return await play_all(
+                config,
                 waiting,
                 attempt,
                 lambda job, played: journal.append(evaluation.record(job, played)),
                 services,
-                concurrency=config.solver.concurrency,
+                total=total,
                 description="evaluate",
             )
 
     specs = [search_spec(config)] if evaluation.searches else []
     specs += [] if config.endpoint else [solver_spec(config)]
-    failed = with_services(config, specs, journal.path, play)
-    check_failed_share(failed, total, config.run.max_failed_share)
-    return failed
+    return with_services(config, specs, journal.path, play)
 
 
 def _report(

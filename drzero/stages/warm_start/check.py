@@ -20,7 +20,6 @@ from drzero.preflight.demonstrations import Source, searching_as
 from drzero.recipe.fingerprint import fingerprint, fingerprint_index
 from drzero.stages.conversations import (
     Failed,
-    check_failed_share,
     journal_conditions,
     play_all,
     served_agent,
@@ -114,16 +113,15 @@ async def _play(
                 challenger_messages(job.pair.document, job.pair.hop, form, turns), seed
             )
 
-        failed = await play_all(
+        return await play_all(
+            config,
             jobs,
             converse,
             lambda job, said: journal.append(_judged(job, said)),
             services,
-            concurrency=config.solver.concurrency,
+            total=len(journal.records) + len(jobs),
             description="check",
         )
-    check_failed_share(failed, len(journal.records) + len(failed), config.run.max_failed_share)
-    return failed
 
 
 def _judged(job: _Job, said: Conversation) -> dict[str, Any]:
