@@ -10,6 +10,7 @@ from made_run import QUESTION, warm_start_run
 from shown_page import page_of
 
 from drzero.cli import main
+from drzero.ops.files import write_jsonl
 from drzero.runs.run_folder import RunFolder
 
 
@@ -50,6 +51,18 @@ def test_both_losses_are_in_one_chart(folder):
     (chart,) = page_of(folder).data["charts"].values()
     shown = [(row["name"], row["step"], row["mean"]) for row in chart["data"]["values"]]
     assert shown == [("training", 1, 1.0), ("training", 2, 0.5), ("held out", 1, 0.9), ("held out", 2, 0.6)]
+
+
+def test_of_a_long_training_the_points_are_means_with_a_band_and_those_of_the_held_out_are_not(folder):
+    logged = [{"step": step, "data": {"train/loss": 1 / step}} for step in range(1, 301)]
+    logged += [{"step": step, "data": {"val/loss": 0.5}} for step in range(60, 301, 60)]
+    write_jsonl(folder / "metrics" / "attempt_001.jsonl", logged)
+    (chart,) = page_of(folder).data["charts"].values()
+    rows = chart["data"]["values"]
+    assert {row["name"] for row in rows} == {"training", "held out"}
+    assert {row["name"] for row in rows if "low" in row} == {"training"}
+    (band,) = (layer["params"][0] for layer in chart["layer"] if "params" in layer)
+    assert band["value"] == [{"name": "training"}]
 
 
 def test_the_checks_conversations_open_those_after_training_first(folder):
