@@ -13,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from made_pairs import DOCUMENT, last_turn, prompt, record, search
@@ -460,6 +461,8 @@ def test_a_teachers_conversations_become_a_model_with_its_card_and_its_check(lea
     made = compose_stage("challenger", ["hardware=cpu", f"model={run / 'model'}"])
     assert made.base_model == str(run / "model") and made.prompts.form == "full"
     assert json.loads((run / "result.json").read_text())["figures"]["demonstrations"] >= 4
+    phases = [json.loads(line)["phase"] for line in (run / "heartbeats.jsonl").read_text().splitlines()]
+    assert set(phases) == {"update", "validation", "save", "done"} and phases[-1] == "done"
 
 
 @pytest.mark.slow("the first tier refuses to continue another training")
@@ -485,3 +488,34 @@ def test_killed_while_it_asks_and_trains_and_out_of_time_it_ends_with_the_same_w
     undisturbed, resumed = weights(learnt), weights(tmp_path)
     assert undisturbed.keys() == resumed.keys()
     assert all(undisturbed[name].equal(resumed[name]) for name in undisturbed)
+
+
+@pytest.mark.slow("the first tier watches a trainer that stands still")
+def test_a_training_that_stands_still_is_stopped_and_says_where(tmp_path):
+    beats = tmp_path / "runs" / "warm_start" / "heartbeats.jsonl"
+    watched = ("watchdog.policy=stop", "watchdog.limits.update=8", "epochs=100", "check=0")
+    with scripted_endpoint() as endpoint:
+        command = [
+            sys.executable,
+            "-m",
+            "drzero.cli",
+            "warm-start",
+            *words_of(tmp_path, endpoint.url, *watched),
+        ]
+        env = os.environ | {"OPENAI_API_KEY": KEY}
+        process = subprocess.Popen(
+            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        while not (beats.is_file() and '"step": 3, "phase": "update"' in beats.read_text()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        keeper, trainer = (
+            child
+            for child in psutil.Process(process.pid).children(recursive=True)
+            if "verl_ext.trainer.supervised" in child.cmdline()
+        )
+        trainer.send_signal(signal.SIGSTOP)
+        said, _ = process.communicate()
+    assert process.returncode == 1
+    assert f"the run stalled and was stopped: trainer (pid {trainer.pid}) is stopped by a signal" in said
+    assert not trainer.is_running() and not keeper.is_running()

@@ -7,6 +7,9 @@ veRL's own dataset would render the conversations again. Here they are already t
 
 import os
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -19,7 +22,9 @@ from verl.utils.device import get_nccl_backend
 from verl.utils.distributed import destroy_global_process_group, initialize_global_process_group
 
 from drzero.ops.errors import OutOfTime
+from drzero.ops.records import HEARTBEATS
 from verl_ext.stop_time import Pace, seconds_left
+from verl_ext.telemetry import Heartbeat, Phase
 
 
 class DemonstrationRows(Dataset[dict[str, torch.Tensor]]):
@@ -37,26 +42,61 @@ class DemonstrationRows(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": ids_T, "position_ids": torch.arange(len(ids_T)), "loss_mask": own_T}
 
 
-class StoppingTrainer(SFTTrainer):
-    """veRL's trainer, which saves and raises OutOfTime when the stop time leaves no other step."""
+@dataclass(frozen=True)
+class _Seen:
+    """A loader whose batches are announced before they are used."""
 
-    _pace: Pace | None = None
-    _reason: str | None = None
+    loader: Iterable[Any]
+    announce: Callable[[], None]
 
-    def _get_batch_seqlens(self, data: Any) -> Any:
-        """As veRL's, which calls it as each step begins."""
-        if self._reason:
-            raise OutOfTime(self._reason)
-        if self._pace:
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.announce()
+            yield batch
+
+
+class Progress:
+    """Shows a trainer's phases to the watchdog, and ends it in time. veRL's trainer has no hooks for it.
+
+    It takes the places of the loaders and of the checkpoint handler.
+    """
+
+    def __init__(self, trainer: Any, folder: Path) -> None:
+        self._trainer, self._step, self._pace = trainer, trainer.resume_global_step, Pace()
+        self._out_of_time: str | None = None
+        self._handler = trainer.ckpt_handler
+        self._heartbeat = Heartbeat(folder / HEARTBEATS) if dist.get_rank() == 0 else None
+        trainer.ckpt_handler = self
+        trainer.train_dataloader = _Seen(trainer.train_dataloader, self._begin_step)
+        if trainer.val_dataloader is not None:
+            trainer.val_dataloader = _Seen(trainer.val_dataloader, lambda: self.beat("validation"))
+
+    def beat(self, phase: Phase) -> None:
+        """Log that the phase begins, or that its next batch does."""
+        if self._heartbeat:
+            self._heartbeat.beat(self._step, phase)
+
+    def save_checkpoint(self, step: int) -> None:
+        """Save as the handler does."""
+        self.beat("save")
+        with self._pace.apart("save"):
+            self._handler.save_checkpoint(step=step)
+
+    def _begin_step(self) -> None:
+        """Raises OutOfTime after the step that the stop time left as the last. That one is saved."""
+        if self._out_of_time:
+            raise OutOfTime(self._out_of_time)
+        if self._step > self._trainer.resume_global_step:
             self._pace.end_step()
         else:
-            self._pace = Pace()
+            self._pace.begin_step()
         # This step takes its time before the next one does.
         left = seconds_left() - self._pace.step_s
-        self._reason = _agreed(self._pace.reason_to_stop(left, validates=False))
-        if self._reason:
-            self.save_freq = 1
-        return super()._get_batch_seqlens(data)
+        self._out_of_time = _agreed(self._pace.reason_to_stop(left, validates=False))
+        if self._out_of_time:
+            self._trainer.save_freq = 1
+        self._step += 1
+        self.beat("update")
 
 
 def _agreed(reason: str | None) -> str | None:
@@ -70,10 +110,13 @@ def train(config: DictConfig) -> None:
     """Train to `trainer.total_training_steps` or the stop time, from the last checkpoint if there is one."""
     _join(config.trainer.device)
     torch.manual_seed(config.trainer.seed)  # which veRL 0.9.1 leaves out, so every adapter would begin anew
+    trainer = SFTTrainer(config)
+    progress = Progress(trainer, Path(config.trainer.default_local_dir).parent)
     try:
-        StoppingTrainer(config).fit()
+        trainer.fit()
     except OutOfTime as reason:
         print(reason, flush=True)
+    progress.beat("done")
     destroy_global_process_group()
 
 

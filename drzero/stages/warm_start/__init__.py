@@ -52,7 +52,7 @@ def run_warm_start(config: DictConfig) -> None:
     """Choose the demonstrations, train on them, check the model, and write it with its card.
 
     Raises PreflightFailed, CheckError, DataError with too few demonstrations, OutOfTime, ServiceDied,
-    ChildFailed or ConversationsFailed.
+    Stalled, ChildFailed or ConversationsFailed.
     """
     config = check_and_resolve(config, "warm_start")
     folder = Path(config.run.dir)

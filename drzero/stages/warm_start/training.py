@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ from drzero.recipe.fingerprint import fingerprint_model
 from drzero.recipe.metrics import MetricsTail, metrics_path, read_metrics
 from drzero.stages.warm_start.choose import Chosen, Demonstration
 from drzero.stages.warm_start_report import CHECKS
+from drzero.stages.watch import watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, step_folder
 from verl_ext.stop_time import describe_left, require_time, seconds_left
 
@@ -45,7 +47,7 @@ _START_S = 60.0  # with less time left, nothing is started
 def train(config: DictConfig, chosen: Chosen) -> Path:
     """Train to the last step, or resume. Returns the folder with its checkpoints.
 
-    Call `check_same` first. Raises CheckError if the training diverged, OutOfTime, or ChildFailed.
+    Call `check_same` first. Raises CheckError if the training diverged, OutOfTime, Stalled or ChildFailed.
     """
     folder, work = Path(config.run.dir), Path(config.run.dir) / WORK
     rows, held_out = chosen.of("train"), chosen.of("held_out")
@@ -64,8 +66,9 @@ def train(config: DictConfig, chosen: Chosen) -> Path:
         log = f"log: {folder}/logs/trainer.log"
         say("training", f"{steps} steps of {batch} on {len(rows)} demonstrations, {log}")
         events = EventLog(folder / "logs" / EVENTS_FILE)
+        plan = replace(watch_plan(config), writing_phases={"save": f"{WORK}/global_step_*"})
         with _telling(folder, steps), ServiceGroup([], events=events) as services:
-            run_supervised(_command(config, folder, work), services)
+            run_supervised(_command(config, folder, work), services, plan=plan)
         if (done := saved_step(work)) < steps:
             left = describe_left(seconds_left())
             raise OutOfTime(
@@ -237,6 +240,7 @@ def _command(config: DictConfig, folder: Path, work: Path) -> Command:
             "TOKENIZERS_PARALLELISM": "false",
             "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
             **verl_env(config),
+            **watched_env(config),
         },
     )
 
