@@ -74,7 +74,8 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
                 made_by = f"{own}. The demo's is `drzero demo-data paths.corpus={ctx.config.paths.corpus}`"
             if exported := re.fullmatch(r"(solver|challenger)_iter(\d+)_hf", folder.name):
                 stage = "merge" if exported[1] == "solver" else "challenger"
-                made_by = f"make it with `drzero {stage} iteration={exported[2]}`, or name another"
+                base = ", take the base model (iteration=0)" if ctx.stage == "evaluate" else ""
+                made_by = f"make it with `drzero {stage} iteration={exported[2]}`{base}, or name another"
             why = f"there is no model at {folder}, neither a folder nor on a reachable hub"
             yield error(key, why, f"correct it, or {made_by}")
         elif not (HUB_ID.fullmatch(model) and is_out_of_reach(model)):
