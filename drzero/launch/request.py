@@ -41,6 +41,7 @@ AGENT = "agent:"  # an environment that is an agent of the user's
 WITH_TRAINER = "--with-trainer"
 CHECKS = ("check-services", "flow-test", *LABS)
 """Actions that only try parts of a run: never resumed or retried."""
+OF_AN_ITERATION = ("challenger", "synthesize", "solver", "merge", "evaluate")
 CHECK_TIMEOUT_S = 3600  # default time limit of a check, which is not retried
 SMOKE_TIMEOUT_S = 1800  # default time limit of the smoke test, so that a hang costs a dollar or two
 SMOKE_MAX_USD = 2
@@ -192,9 +193,8 @@ class _Launch:
             return "_".join(re.sub(r"[^A-Za-z0-9_.-]+", "-", part.strip("/")) for part in parts if part)
         if self.scores_model:
             return f"evaluate_{re.sub(r'[^A-Za-z0-9_.-]+', '_', (self.words.model or '').strip('/'))}"
-        if stage in (*CHECKS, "smoke", "evolve", "prepare-data"):
+        if stage not in OF_AN_ITERATION:
             return stage.replace("-", "_")
-        stage = stage.replace("-", "_")
         return f"{stage}_iter{self.named('iteration') or (1 if self.iteration is None else self.iteration)}"
 
 

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import yaml
 
+from drzero.launch.actions import ACTIONS
 from drzero.launch.arguments import parse
 from drzero.launch.compute import CONFIG
 from drzero.launch.errors import LaunchError
@@ -68,6 +69,16 @@ def test_a_named_model_is_what_is_evaluated_with_its_own_prompts_and_turns(flags
 def test_the_group_that_a_hub_id_stands_on_sets_nothing_but_the_id():
     values = yaml.safe_load((CONFIG / "model" / f"{DEFAULT_MODEL}.yaml").read_text())
     assert list(values) == ["base_model"]
+
+
+@pytest.mark.parametrize(
+    "action", [name for name, one in ACTIONS.items() if one.is_job and not one.of_stage and name != "evolve"]
+)
+def test_a_launch_has_the_name_of_its_run_folder(action):
+    more = {"train": "--env wordle", "warm-start": "from=/corpus/preview", "agent-bench": "agent.py:solve"}
+    request = launch(f"{action} {more.get(action, '')}")
+    stage, *overrides = request.command
+    assert compose_stage(stage.replace("-", "_"), overrides).run.name == request.name
 
 
 @pytest.mark.parametrize(
