@@ -9,6 +9,7 @@ from fastapi.testclient import TestClient
 from made_pairs import prompt, record
 
 from bench.lies import main
+from bench.rewarded import judge
 from bench.teacher import Teacher
 from data.gates import evidence, hops, integrity
 from data.pairs import pair_of
@@ -157,3 +158,19 @@ def test_the_fate_of_each_lie_is_counted(tmp_path, capsys):
         "| false, in a passage | 1 | 2 | 0 | 2 | 1 |",
         "| false, invented | 2 | 1 | 1 evidence, 1 hops | 0 | 0 |",
     ]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "verdict"),
+    [
+        ("Who wrote idna?", "kim davies", "right"),
+        ("Who wrote idna?", "Alex Grönholm", "wrong"),
+        ("Who wrote the first package that anyio requires?", "Kim Davies", "right"),
+        ("Who wrote the first package that idna requires?", "Kim Davies", "wrong"),  # which requires none
+        ("Who wrote the last package that anyio requires?", "Kim Davies", "unread"),
+        ("Who wrote the moon?", "Kim Davies", "unread"),
+    ],
+)
+def test_a_rewarded_answer_is_judged_by_what_the_corpus_states(question, answer, verdict):
+    facts = {"anyio": {"author": "Alex Grönholm", "requires": "idna"}, "idna": {"author": "Kim Davies"}}
+    assert judge(question, answer, facts) == verdict
