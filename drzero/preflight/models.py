@@ -34,7 +34,6 @@ from search.embedders import (
 from search.sources.corpus import Reading
 from search.sources.document import CorpusError
 from search.sources.hub import is_data_set
-from verl_ext.checkpoints import saved_step
 from verl_ext.method.chat import call_form, opened_thinking, render_prompt_ids
 
 # SGLang and Transformers take the first of these that is there.
@@ -61,9 +60,10 @@ def check_models(ctx: CheckContext) -> Iterator[Finding]:
             yield warning(key, why, f"name the model by model={model}, which sets the usual ones")
         folder = Path(model)
         is_elsewhere = folder.is_absolute() and not ctx.sees("corpus")
-        # The last checkpoint of a run is merged first.
-        is_run = ctx.stage == "synthesize" and key == "challenger" and saved_step(folder)
-        if ctx.is_to_come(model) or is_elsewhere or is_run:
+        # It may be a run, whose last checkpoint is merged first (inputs.check_challenger).
+        is_challenger = ctx.stage == "synthesize" and key == "challenger" and folder.is_absolute()
+        is_no_model = is_challenger and not (folder / "config.json").is_file()
+        if ctx.is_to_come(model) or is_elsewhere or is_no_model:
             continue
         if folder.is_dir():
             yield from _folder(ctx, key, folder)
