@@ -410,6 +410,13 @@ def test_a_folder_with_another_training_is_not_continued(config, chosen_from, tm
         check_same(config, chosen)
 
 
+def test_veRLs_supervised_trainer_still_has_no_hooks():
+    from verl.trainer.sft_trainer import SFTTrainer  # with torch, which no other test here needs
+
+    # When it has some, `Progress` need not take the places of its parts.
+    assert not [name for name in dir(SFTTrainer) if name.startswith("on_")]
+
+
 def words_of(folder, url, *more):
     """As a user types it: a teacher asks about twelve documents, and a tiny model learns."""
     model = folder / "tiny"

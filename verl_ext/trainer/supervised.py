@@ -56,9 +56,10 @@ class _Seen:
 
 
 class Progress:
-    """Shows a trainer's phases to the watchdog, and ends it in time. veRL's trainer has no hooks for it.
+    """Shows a trainer's phases to the watchdog, and ends it in time.
 
-    It takes the places of the loaders and of the checkpoint handler.
+    veRL 0.9.1 has no hooks for that, so it takes the places of the loaders and of the checkpoint handler.
+    `test_veRLs_supervised_trainer_still_has_no_hooks` fails when it need not.
     """
 
     def __init__(self, trainer: Any, folder: Path) -> None:
