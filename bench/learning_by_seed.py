@@ -33,6 +33,8 @@ def main() -> None:
     panels = []
     for title, first in (("two hops", 0), ("one hop", 3)):
         (chart,) = scores_chart(title, title, [row | {"n": ASKED} for row in scores(first)], " ", "run")
+        # There are more runs than a page's charts have colours.
+        chart.spec["encoding"]["color"]["scale"] = {"scheme": "tableau10"}
         panels.append({**chart.spec, "title": title, "width": 380, "height": 230})
     to_png({"hconcat": panels}, ROOT / "docs" / "learning-by-seed.png")
 
