@@ -115,7 +115,9 @@ class TestOnThePlane:
     def checkout(self, tmp_path_factory):
         folder = make_checkout(tmp_path_factory.mktemp("checkout"), dotenv=False)
         (folder / ".env").write_text("OPENAI_API_KEY=of-a-model\n")
-        for name in ("papers.jsonl", "questions.jsonl", "prompts.parquet"):
+        (folder / "outputs" / "checkpoints" / "preview").mkdir(parents=True)
+        preview = "outputs/checkpoints/preview/samples.jsonl"
+        for name in ("papers.jsonl", "questions.jsonl", "prompts.parquet", preview):
             (folder / name).write_text('{"text": "A paper."}\n')
         shutil.copy(bench_agents.__file__, folder / "my_agent.py")
         return folder
