@@ -3,8 +3,8 @@
     python -m examples.package_corpus
     python -m bench.rewarded outputs/packages/corpus.jsonl outputs/checkpoints/challenger_iter1
 
-Prints a Markdown table and the pairs. The corpus states the right answers. A question in other words than
-those of examples/package_language.yaml is listed as "unread", to be judged by eye.
+Prints a Markdown table and the pairs. The corpus states the right answers. A question that
+examples/package_language.yaml has no words for is listed as "unread": judge it by eye.
 """
 
 import argparse

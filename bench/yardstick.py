@@ -7,16 +7,16 @@
 
 Every stage is the one of `loop=demo` with the same seeds, so each arm's solver makes equally many updates.
 Only its questions differ. In `untrained` the base model asks them. In `gold` they are the demo world's own,
-about the documents and for the hop counts of the same prompts. With `--packages`, they are those of
-examples/package_corpus.py. Further arguments are the loop's. Rerun to resume. A seed takes about 20 minutes
-an iteration on two cores.
+about the documents and for the hop counts of the same prompts. `--packages` asks about a corpus of
+examples/package_corpus.py instead. Further arguments are the loop's. Rerun to resume. A seed takes about 20
+minutes an iteration on two cores.
 """
 
 import argparse
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ from verl_ext.method.answers import contains_answer
 from verl_ext.method.trajectory import Trajectory, Turn
 
 ARMS = ("gold", "untrained")
-Gold = Callable[[Mapping[str, Any], random.Random], list[tuple[str, str]]]
-"""Gives the questions about a prompt's document, with their answers, in any order."""
+Gold = Callable[[Mapping[str, Any], random.Random], Iterator[tuple[str, str]]]
+"""Gives questions about a prompt's document with their answers, in random order."""
 
 
 def run_arm(arm: str, root: Path, seeds: int, packages: Path | None, overrides: Sequence[str]) -> None:
@@ -78,9 +78,8 @@ def write_gold(config: DictConfig, gold: Gold) -> None:
     pairs: list[Pair] = []
     for row in rows:
         about = row["extra_info"]
-        fresh = [pair for pair in gold(about, rng) if pair[0] not in used]
-        if fresh:
-            question, answer = rng.choice(fresh)
+        if fresh := next((pair for pair in gold(about, rng) if pair[0] not in used), None):
+            question, answer = fresh
             used.add(question)
             said = f"<question>{question}</question>\n<answer>{answer}</answer>"
             asked = Trajectory((Turn(said),))
@@ -98,13 +97,15 @@ def write_gold(config: DictConfig, gold: Gold) -> None:
 
 
 def of_world() -> Gold:
-    """The demo world's questions, without those that a shortcut answers."""
+    """The demo world's questions that no shortcut answers."""
     world = generate_world(WORLD_SEED, "run", chain_share=EVALUATION_SHARE)
 
-    def gold(about: Mapping[str, Any], rng: random.Random) -> list[tuple[str, str]]:
-        walks = walks_of(world, about["doc_id"], about["hop"])
-        chains = [chain_of(world, walk, f"gold-{about['doc_id']}", rng) for walk in walks]
-        return [(chain.question, chain.answer) for chain in chains if not chain_leaks(chain, world)]
+    def gold(about: Mapping[str, Any], rng: random.Random) -> Iterator[tuple[str, str]]:
+        walks = list(walks_of(world, about["doc_id"], about["hop"]))
+        for walk in rng.sample(walks, len(walks)):
+            chain = chain_of(world, walk, f"gold-{about['doc_id']}", rng)
+            if not chain_leaks(chain, world):
+                yield chain.question, chain.answer
 
     return gold
 
@@ -115,19 +116,18 @@ def of_packages(corpus: Path) -> Gold:
     facts = {one["title"]: facts_in(one["text"]) for one in documents}
     titles = {one["id"]: one["title"] for one in documents}
 
-    def gold(about: Mapping[str, Any], rng: random.Random) -> list[tuple[str, str]]:
+    def gold(about: Mapping[str, Any], rng: random.Random) -> Iterator[tuple[str, str]]:
         path = [titles[about["doc_id"]]]
         while len(path) < about["hop"] and (needed := facts[path[-1]].get(REQUIRES)):
             path.append(needed)
         if len(path) < about["hop"]:
-            return []
+            return
         shown = about["document"] if len(path) > 1 else ""  # which answers a question of one hop
         hops = (REQUIRES,) * (len(path) - 1)
-        return [
-            (ask(path[0], (*hops, name), rng), value)
-            for name, value in facts[path[-1]].items()
-            if not contains_answer(shown, value)
-        ]
+        stated = list(facts[path[-1]].items())
+        for name, value in rng.sample(stated, len(stated)):
+            if not contains_answer(shown, value):
+                yield ask(path[0], (*hops, name), rng), value
 
     return gold
 

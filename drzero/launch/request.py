@@ -42,6 +42,7 @@ WITH_TRAINER = "--with-trainer"
 CHECKS = ("check-services", "flow-test", *LABS)
 """Actions that only try parts of a run: never resumed or retried."""
 OF_AN_ITERATION = ("challenger", "synthesize", "solver", "merge", "evaluate")
+"""Stages of `drzero.loop.plan`, which a client without Hydra cannot import."""
 CHECK_TIMEOUT_S = 3600  # default time limit of a check, which is not retried
 SMOKE_TIMEOUT_S = 1800  # default time limit of the smoke test, so that a hang costs a dollar or two
 SMOKE_MAX_USD = 2

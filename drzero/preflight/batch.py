@@ -41,13 +41,10 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
         yield error(f"{_ROLLOUT}.name", *_VLLM_ON_CPU)
     if model.lora_rank > 0 and not model.lora.merge:
         yield from _adapters(rollout.name, config.machine.device)
-    kl = {
-        f"{_ACTOR}.use_kl_loss": config.actor_rollout_ref.actor.use_kl_loss,
-        "algorithm.use_kl_in_reward": config.algorithm.use_kl_in_reward,
-    }
-    for key in (key for key, is_used in kl.items() if is_used and config.machine.device == "cpu"):
-        why = "veRL holds the reference model in pinned memory, which needs a GPU"
-        yield error(key, why, f"set {key}=false (the published challenger uses no KL either)")
+    for key in (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"):
+        if config.machine.device == "cpu" and OmegaConf.select(config, key):
+            why = "veRL holds the reference model in pinned memory, which needs a GPU"
+            yield error(key, why, f"set {key}=false (the published challenger uses no KL either)")
     if rollout.name == "reference" and config.trainer.v1.trainer_mode.endswith("async"):
         fix = f"{_in_sync(config)}, or use rollout=sglang"
         yield error(_MODE, "the reference engine has no partial rollouts", fix)

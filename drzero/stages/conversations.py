@@ -132,7 +132,7 @@ async def play_all(
 ) -> list[Failed[Job]]:
     """Run every job, a failed one once more after all others. Returns the jobs that failed twice.
 
-    `total` counts those of earlier starts too. Raises OutOfTime at the stop time, ServiceDied, or
+    `total` includes the jobs of earlier starts. Raises OutOfTime at the stop time, ServiceDied, or
     ConversationsFailed if a server refuses a request, too many fail in a row, or too many of `total` twice.
     """
     player = _Player(play, on_result, services, config.solver.concurrency)

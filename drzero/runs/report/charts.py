@@ -274,8 +274,7 @@ def _line_spec(rows: Sequence[ChartRow], marks: Sequence[Mark], *, unit: bool) -
 
 def _one_band(by: Mapping[str, Sequence[ChartRow]], color: Spec) -> Spec:
     """The interval of one name at a time, because several would cover each other."""
-    banded = {name: [row for row in rows if row.get("low") is not None] for name, rows in by.items()}
-    surest = max(banded, key=lambda name: sum(row["n"] for row in banded[name]))
+    surest = max(by, key=lambda name: sum(row["n"] for row in by[name] if row.get("low") is not None))
     chosen = {
         "name": "chosen",
         "select": {"type": "point", "fields": ["name"]},
