@@ -31,6 +31,7 @@ from data.benchmarks import load_benchmark
 from data.parquet_io import training_row, write_training_rows
 from data.solver_rows import TRAIN, VAL
 from drzero.ops.files import atomic_write
+from drzero.ops.records import Record, RunRecords
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.metrics import is_training, read_metrics
@@ -53,7 +54,10 @@ CHECKS = {
     "KL to the sampler": "actor/rollout_corr/kl",
     "reward": "critic/rewards/mean",
     "tokens a step": "perf/total_num_tokens",
+    "MFU": "perf/mfu/actor",
 }
+LEDGER = {"rollout": "rollout", "update": "update", "weight-sync": "weight sync"}
+"""The trainer's phases, and the ledger's names of them."""
 SMALL = (
     # 135M: nothing in host memory, nothing recomputed.
     "actor_rollout_ref.actor.fsdp_config.offload_policy=false",
@@ -86,7 +90,7 @@ PIECES = {
 
 
 @dataclass
-class Record:
+class Result:
     """The result of a piece."""
 
     piece: str
@@ -94,10 +98,12 @@ class Record:
     code: int
     seconds: float
     """Of the whole command, start and end included."""
-    peak_gib: float
-    """The most memory in use: of the GPU, or without one of the machine."""
-    ledger_gib: float
-    """What preflight's ledger expects in the worst phase."""
+    peak_gib: dict[str, float]
+    """The most memory in use in each of the ledger's phases: of the GPU, or without one of the machine."""
+    ledger_gib: dict[str, float]
+    """What preflight's ledger expects in each phase."""
+    estimate: str
+    """What preflight said of the time."""
     steps: list[dict[str, float]] = field(default_factory=list)
     error: str = ""
     """The last line of a failed command."""
@@ -119,22 +125,32 @@ def used_gib() -> float:
 
 
 @contextmanager
-def peak() -> Iterator[list[float]]:
-    """Collect the most memory in use inside, beyond the memory before, as the list's one number."""
+def sampled() -> Iterator[list[tuple[float, float]]]:
+    """Collect the time and the memory in use beyond the memory before, five times a second."""
     before, ended = used_gib(), threading.Event()
-    most = [0.0]
+    samples: list[tuple[float, float]] = []
 
     def poll() -> None:
         while not ended.wait(0.2):
-            most[0] = max(most[0], used_gib() - before)
+            samples.append((time.time(), used_gib() - before))
 
     thread = threading.Thread(target=poll, daemon=True)
     thread.start()
     try:
-        yield most
+        yield samples
     finally:
         ended.set()
         thread.join()
+
+
+def peaks(samples: Sequence[tuple[float, float]], beats: Sequence[Record]) -> dict[str, float]:
+    """The most memory in use in each of the ledger's phases, by the trainer's heartbeats."""
+    most: dict[str, float] = {}
+    for when, gib in samples:
+        now = next((beat["phase"] for beat in reversed(beats) if beat["time"] <= when), "")
+        if phase := LEDGER.get(now):
+            most[phase] = max(most.get(phase, 0.0), gib)
+    return most
 
 
 def prepare(work: Path) -> None:
@@ -206,30 +222,31 @@ def drzero(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(command, process.returncode, "".join(lines))
 
 
-def run_piece(name: str, args: argparse.Namespace) -> Record:
+def run_piece(name: str, args: argparse.Namespace) -> Result:
     """Run one piece. A failure is a record too."""
     work = args.work.resolve()
     words = arguments(name, work, args.hardware, args.batch, args.shape, args.set or [])
     stage = PIECES[name].stage
-    ledger = preflight(compose_stage(stage, words), stage).ledger
-    started = time.monotonic()
-    with peak() as most:
+    report = preflight(compose_stage(stage, words), stage)
+    ledger, started = report.ledger, time.monotonic()
+    with sampled() as samples:
         done = drzero(stage, *words)
     folder = work / "checkpoints" / name
     steps = [step for step in read_metrics(folder).values() if is_training(step)] if folder.exists() else []
-    return Record(
+    return Result(
         piece=name,
         machine=device_name(),
         code=done.returncode,
         seconds=time.monotonic() - started,
-        peak_gib=most[0],
-        ledger_gib=ledger.total(ledger.worst) if ledger else float("nan"),
+        peak_gib=peaks(samples, RunRecords(folder).beats),
+        ledger_gib={phase: ledger.total(phase) for phase in ledger.phases} if ledger else {},
+        estimate=str(report.estimate),
         steps=steps,
         error="" if done.returncode == 0 else (done.stdout.strip().splitlines() or ["no output"])[-1],
     )
 
 
-def page(records: Sequence[Record]) -> str:
+def page(records: Sequence[Result]) -> str:
     """The tables, in Markdown."""
     first = records[0]
     lines = [
@@ -242,9 +259,17 @@ def page(records: Sequence[Record]) -> str:
         "|---|" + "---|" * (len(PHASES) + 1),
         *(_row(record, PHASES, f"{record.seconds:.0f}") for record in records),
         "",
-        "| run | " + " | ".join([*CHECKS, "peak, GiB", "ledger, GiB"]) + " |",
-        "|---|" + "---|" * (len(CHECKS) + 2),
-        *(_row(record, CHECKS, f"{record.peak_gib:.1f} | {record.ledger_gib:.1f}") for record in records),
+        "| run | " + " | ".join(CHECKS) + " |",
+        "|---|" + "---|" * len(CHECKS),
+        *(_row(record, CHECKS) for record in records),
+        "",
+        "Most memory in use and the ledger's, GiB:",
+        "",
+        "| run | " + " | ".join(LEDGER.values()) + " |",
+        "|---|" + "---|" * len(LEDGER),
+        *(_memory(record) for record in records),
+        "",
+        *(f"- `{record.piece}`: {record.seconds:.0f} s, estimated {record.estimate}" for record in records),
     ]
     steps = {record.piece: _mean(record, PHASES["step"]) for record in records if record.code == 0}
     for ours, stock in (("reference-solver", "stock-solver"), ("sglang-solver", "sglang-stock-solver")):
@@ -258,12 +283,21 @@ def page(records: Sequence[Record]) -> str:
     return "\n".join([*lines, *(line for text in failed for line in ("", text))]) + "\n"
 
 
-def _row(record: Record, keys: dict[str, str], rest: str) -> str:
+def _row(record: Result, keys: dict[str, str], *rest: str) -> str:
     cells = [f"{_mean(record, key):.3g}" for key in keys.values()]
-    return f"| {record.piece} | " + " | ".join([*cells, rest]) + " |"
+    return f"| {record.piece} | " + " | ".join([*cells, *rest]) + " |"
 
 
-def _mean(record: Record, key: str) -> float:
+def _memory(record: Result) -> str:
+    nan = float("nan")
+    cells = [
+        f"{record.peak_gib.get(phase, nan):.1f} / {record.ledger_gib.get(phase, nan):.1f}"
+        for phase in LEDGER.values()
+    ]
+    return f"| {record.piece} | {' | '.join(cells)} |"
+
+
+def _mean(record: Result, key: str) -> float:
     values = [step[key] for step in record.steps[1:] if key in step]
     return mean(values) if values else float("nan")
 
@@ -302,7 +336,7 @@ def main() -> int:
             # A failed piece is run again by the next call.
             where = path if record.code == 0 else path.with_suffix(".failed.json")
             atomic_write(where, json.dumps(asdict(record)))
-    found = [Record(**json.loads(path.read_text())) for path in sorted(records.glob("*.json"))]
+    found = [Result(**json.loads(path.read_text())) for path in sorted(records.glob("*.json"))]
     done = {record.piece: record for record in found if record.code == 0}
     shown = [*done.values(), *(record for record in found if record.piece not in done)]
     text = page(shown)

@@ -1,25 +1,42 @@
-"""The arithmetic of bench/streamed_reward.py on steps whose times are made up."""
+"""bench/streamed_reward.py: its barrier holds every other step's rewards; its ratio is that of the times."""
 
-from bench.streamed_reward import BARRIER, STREAMED, Step, verdict
+import asyncio
+import json
+import os
+import time
 
-
-def step(arm: str, took: float, begun: tuple[float, ...]) -> Step:
-    return Step(arm, took, begun, tokens=0, solver_cpu_s=0.0, rollouts=(), attempts=())
-
-
-def test_the_ratio_is_that_of_all_steps_and_its_bound_starts_with_the_first_question():
-    steps = [
-        step(STREAMED, 50.0, (10.0, 20.0)),
-        step(BARRIER, 60.0, (20.0, 20.0)),
-        step(BARRIER, 60.0, (20.0, 20.0)),
-        step(STREAMED, 40.0, (10.0, 20.0)),
-    ]
-    text = verdict(steps)
-    # 120 / 90, and 60 / 50 and 60 / 40 by pair; the bound (20 + 40) / (10 + 40).
-    assert "takes 1.33 times as long** (1.20 to 1.50 by pair)" in text and "would be 1.20:" in text
+from bench import streamed_reward
+from bench.streamed_reward import BARRIER, FOLDER, ROWS, STREAMED, Step, arm_of, read, verdict
 
 
-def test_rollouts_that_outlast_the_attempts_are_what_a_streamed_step_takes():
-    steps = [step(STREAMED, 40.0, (5.0, 40.0)), step(BARRIER, 60.0, (40.0,))]
-    # (40 + 20) / max(40, 5 + 20).
-    assert "would be 1.50:" in verdict(steps)
+def test_every_other_step_waits_for_its_last_rollout(tmp_path, monkeypatch):
+    async def score(*args, **named):
+        return {"attempt_tokens": 7}
+
+    async def play(step):
+        first = asyncio.create_task(streamed_reward.challenger_score())
+        await asyncio.sleep(0.3)
+        assert first.done() is (arm_of(step) == STREAMED)
+        await streamed_reward.challenger_score()
+        await first
+
+    monkeypatch.setattr(streamed_reward.rewards, "challenger_score", score)
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.setenv(ROWS, "2")
+    run = tmp_path / "run"
+    run.mkdir()
+    for step in range(4):
+        with (run / "heartbeats.jsonl").open("a") as file:
+            file.write(json.dumps({"time": time.time(), "step": step, "phase": "rollout"}) + "\n")
+        asyncio.run(play(step))
+    assert len((tmp_path / f"rewards-{os.getpid()}.jsonl").read_text().splitlines()) == 8
+    steps = read(tmp_path, run)
+    assert [step.arm for step in steps] == [STREAMED, BARRIER] and {step.tokens for step in steps} == {14}
+    assert steps[0].first < steps[0].rollouts and steps[1].first >= steps[1].rollouts
+
+
+def test_the_ratio_is_that_of_all_steps():
+    took = [(STREAMED, 50.0), (BARRIER, 60.0), (STREAMED, 40.0), (BARRIER, 60.0)]
+    steps = [Step(arm, 20.0, 10.0, seconds, tokens=0) for arm, seconds in took]
+    # 120 / 90, and 60 / 50 and 60 / 40 by pair.
+    assert "takes 1.33 times as long** (1.20 to 1.50 by pair)" in verdict(steps)
