@@ -189,6 +189,7 @@ def arguments(
         f"hardware={hardware}",
         f"model={shape or 'demo-policy'}",
         "retrieval.embedder=packaged-minilm",
+        "prompts.form=short",  # as the demo's rows have it, whichever model is trained
         f"run.name={name}",
         f"rollout={piece.engine}",
         f"data.train_batch_size={batch}",

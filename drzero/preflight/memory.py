@@ -29,11 +29,13 @@ from drzero.preflight.memory_ledger import (
 )
 from drzero.preflight.model_shape import FAMILIES
 from drzero.preflight.sglang_memory import GIB
+from drzero.preflight.versions import LIGER
 from drzero.preflight.what_fits import CHECKPOINTING, changed, what_fits, written
 from drzero.recipe.gpu_split import pools
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 FASTER = (
+    (LIGER, True),
     (f"{_ACTOR}.fsdp_config.offload_policy", False),
     (f"{_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation", True),
     (CHECKPOINTING, False),

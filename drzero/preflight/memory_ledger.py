@@ -13,7 +13,8 @@ everything. *Weight sync*: the engine takes its weights again, tensor by tensor.
     gathered       2 · (2 layers + embedding and output layer) + 4 · 1 layer
                    (bfloat16 copies, one layer fetched ahead; a layer's gradient in float32 as it is reduced)
     kept inputs    2 · T · H · L          with gradient checkpointing
-    one layer      2 · T · (8H + 2(Q + 2K) + 4I)   recomputed at a time; all L without checkpointing
+    one layer      2 · T · (8H + 2(Q + 2K) + 4I)   recomputed at a time; all L without checkpointing; with
+                   use_liger 4H and 3I
     head           24 · 512 · V + 4 · V · H   with use_fused_kernels: logits of 512 tokens at a time
     logits         2 · T · V              without, but with flash-attn, whose cross-entropy overwrites them
                    10 · T · V             without either: bfloat16, float32 log-probs of each token, gradients
@@ -215,8 +216,9 @@ def actor_state(config: DictConfig, shape: ModelShape, devices: int) -> dict[str
 def actor_activations(config: DictConfig, shape: ModelShape, number_bytes: int = 2) -> dict[str, float]:
     """GiB of a micro-batch's forward and backward pass, by the formulas of the module docstring."""
     tokens, per_gib = micro_batch_tokens(config), number_bytes / GIB
-    one = per_gib * tokens * (8 * shape.hidden + 2 * (shape.query_size + 2 * shape.kv_size))
-    one += per_gib * tokens * 4 * shape.intermediate
+    hidden, intermediate = (4, 3) if config.actor_rollout_ref.model.get("use_liger") else (8, 4)
+    one = per_gib * tokens * (hidden * shape.hidden + 2 * (shape.query_size + 2 * shape.kv_size))
+    one += per_gib * tokens * intermediate * shape.intermediate
     if config.actor_rollout_ref.model.enable_gradient_checkpointing:
         kept = {"actor: kept inputs": per_gib * tokens * shape.hidden * shape.layers, "actor: one layer": one}
     else:

@@ -28,6 +28,7 @@ _VERL_WANTS = {
 _VERL = pinned("verl")
 _LEAST_VLLM = Version("0.18.0")  # verl/third_party/vllm/__init__.py
 _CUPY = "cupy-cuda13x"
+LIGER = "actor_rollout_ref.model.use_liger"
 
 
 def installed(package: str) -> str | None:
@@ -64,6 +65,7 @@ def check_versions(ctx: CheckContext) -> Iterator[Finding]:
             yield error(package, why, f"install {package}{wanted}", value=version)
     if ctx.trains:
         yield from _attention(ctx)
+        yield from _liger(ctx)
         yield from _sending(ctx)
     if of_sglang and config.machine.device != "cpu":
         yield from _sglang(of_sglang[0])
@@ -112,6 +114,16 @@ def _attention(ctx: CheckContext) -> Iterator[Finding]:
     elif Version(version).base_version != wanted:
         why = f"flash-attn {version} is not the {wanted} of the table"
         yield warning("flash-attn", why, f"install {wanted}", value=version)
+
+
+def _liger(ctx: CheckContext) -> Iterator[Finding]:
+    if not OmegaConf.select(ctx.config, LIGER):
+        return
+    if ctx.config.trainer.device == "cpu":
+        yield error(LIGER, "Liger's kernels need a GPU", f"set {LIGER}=false")
+    elif installed("liger-kernel") is None:
+        why = "the update uses Liger's kernels, which are not installed"
+        yield error(LIGER, why, f"install liger-kernel=={pinned('liger-kernel', gpu=True)}")
 
 
 def _sending(ctx: CheckContext) -> Iterator[Finding]:

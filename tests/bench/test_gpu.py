@@ -35,6 +35,12 @@ def test_a_piece_composes_and_its_memory_is_known_before_it_runs(name, tmp_path)
     assert {finding.key for finding in report.findings if finding.severity == "error"} <= missing
 
 
+def test_a_model_of_a_real_size_gets_the_demos_prompts(tmp_path):
+    (tmp_path / "models" / "qwen2.5-3b").mkdir(parents=True)
+    config = compose_stage("solver", arguments("sglang-solver", tmp_path, "8xh100", 32, "qwen2.5-3b"))
+    assert config.prompts.form == "short" and config.base_model.endswith("models/qwen2.5-3b")
+
+
 def test_its_page_compares_our_trainer_with_veRLs_without_the_first_step():
     text = page([record("reference-solver", 11.0), record("stock-solver", 10.0)])
     assert "`reference-solver` takes 1.10 times one of `stock-solver`" in text

@@ -53,7 +53,7 @@ PYTHON = SGLANG_IMAGE.python
 def test_the_images_have_the_versions_that_the_tests_run_with_but_for_torch_and_setuptools():
     tested = pinned_versions()
     differ = {name for name, version in {**CPU_PINS, **GPU_PINS}.items() if tested.get(name) != version}
-    assert differ == {"cupy-cuda13x", "kernels", "setuptools", "sglang", "torch"}
+    assert differ == {"cupy-cuda13x", "kernels", "liger-kernel", "setuptools", "sglang", "torch"}
 
 
 def test_every_dependency_of_this_project_is_in_both_images():

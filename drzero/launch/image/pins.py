@@ -131,9 +131,9 @@ OF_AGENTS_PIP = ("openai",)
 OF_ENVIRONMENTS_ALONE = dict.fromkeys(("bfcl-single-turn", "bfcl-multi-turn"), ("bfcl-eval",))
 """Installed without dependencies, which would change others: bfcl-eval pins numpy 1.26.4."""
 
-GPU_ONLY = ("cupy-cuda13x", "kernels")
-"""veRL sends weights between GPUs by CuPy. SGLang requires any version of kernels, but one newer than
-Transformers' extra allows breaks `import sglang`."""
+GPU_ONLY = ("cupy-cuda13x", "kernels", "liger-kernel")
+"""veRL sends weights between GPUs by CuPy, and Liger's kernels make an update faster. SGLang requires any
+version of kernels, but one newer than Transformers' extra allows breaks `import sglang`."""
 
 _BROUGHT = """
 aiohappyeyeballs aiosignal annotated-doc annotated-types anyio attrs build certifi cffi
