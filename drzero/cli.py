@@ -255,7 +255,7 @@ def _run(name: str, command: CliCommand, arguments: Sequence[str]) -> int:
     from dotenv import dotenv_values
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_ext.stop_time import require_time
+    from drzero.ops.stop_time import require_time
 
     for key, value in dotenv_values(Path(".env")).items():
         if key in _FROM_DOTENV and value:

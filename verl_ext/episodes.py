@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from jinja2 import TemplateError
 
+from drzero.ops.telemetry import waiting
 from environments.call import parse_calls, tools_fault
 from environments.conversation import Conversation, Message, Turn
 from environments.episode import Episode
@@ -20,7 +21,6 @@ from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from verl_ext.method.chat import next_turn_ids, read_turn, render_prompt_ids
 from verl_ext.method.trajectory import token_drift
-from verl_ext.telemetry import waiting
 
 
 @dataclass(frozen=True)

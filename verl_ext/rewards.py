@@ -11,13 +11,13 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 from drzero.ops.bearer import MODEL_KEY
+from drzero.ops.telemetry import waiting
 from search.client import SearchClient
 from verl_ext.clients.question_score import score_question
 from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.challenger_reward import open_book_messages
 from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import Trajectory
-from verl_ext.telemetry import waiting
 
 
 async def challenger_score(

@@ -20,15 +20,15 @@ from safetensors.torch import save_file
 from drzero.checkpoints.reading import read_json
 from drzero.checkpoints.verify import ExportCheck, check_export
 from drzero.checkpoints.weights import FsdpCheckpoint
+from drzero.ops.artefacts import announce
 from drzero.ops.files import publish, recover, staging_folder
 from drzero.ops.process.child import Command
 from drzero.ops.services.services import ServiceGroup
+from drzero.ops.stop_time import require_time
 from drzero.ops.supervisor import run_supervised
 from drzero.recipe.compose import verl_env
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint_checkpoint
-from verl_ext.artefacts import announce
-from verl_ext.stop_time import require_time
 
 ABOUT = "export.json"  # names the checkpoint of an export, and what was checked
 MERGER_DTYPE = "bfloat16"

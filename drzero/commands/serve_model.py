@@ -28,11 +28,11 @@ from drzero.ops.errors import OutOfTime, RunFailed, UserError
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.ports import address, reserve_port
 from drzero.ops.services.services import ServiceGroup
+from drzero.ops.stop_time import seconds_left
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve, write_resolved
 from drzero.stages.models import model_name
 from drzero.stages.services import add_call_form, solver_spec
-from verl_ext.stop_time import seconds_left
 
 _LOG_LINES = 15
 

@@ -1,7 +1,7 @@
 """A launch inside its container: run the stage, commit complete files, log progress, stop in time.
 
 The stage is a child, `drzero STAGE …`. Volumes are committed when it announces a complete file
-(`verl_ext.artefacts`), every minute, and at the end. Before time or money is used up (`DRZERO_STOP_AT`), it
+(`drzero.ops.artefacts`), every minute, and at the end. Before time or money is used up (`DRZERO_STOP_AT`), it
 saves a checkpoint and exits with 75. A call that Modal restarts resumes.
 """
 
@@ -24,12 +24,12 @@ from drzero.launch.request import Request
 from drzero.launch.spend import CONTINUES, EVERY_S, Spend, money_ends_at
 from drzero.launch.status import stall_of, status_line
 from drzero.launch.volumes import MOUNTS, folder_overrides, launch_folder, place
+from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime
 from drzero.ops.files import atomic_write
 from drzero.ops.process.child import Child, Command
 from environments.fault import SAME_PACKAGES
-from verl_ext.artefacts import LOG_VARIABLE
 
 OUT_OF_TIME = OutOfTime.exit_code
 MARGIN_S = 180.0

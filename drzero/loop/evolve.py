@@ -30,12 +30,12 @@ from drzero.ops.process.child import ChildError, Command, end_leftovers
 from drzero.ops.process.isolated import in_child
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
+from drzero.ops.stop_time import require_time
 from drzero.ops.supervisor import Unfinished, run_supervised
 from drzero.recipe.compose import compose_stage, write_as_run
 from drzero.runs.report.write import refresh_report, reported
 from drzero.runs.view.follow import following
 from drzero.stages.result import REPORT, RESULT, read_result
-from verl_ext.stop_time import require_time
 
 LOOP_VARIABLE = "DRZERO_LOOP"
 """Environment variable of the loop's processes, by which a rerun finds a killed run's leftovers."""

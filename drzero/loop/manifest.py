@@ -8,10 +8,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from drzero.ops.artefacts import announce
 from drzero.ops.errors import UserError
 from drzero.ops.files import atomic_write
 from drzero.ops.versions import installed_versions
-from verl_ext.artefacts import announce
 
 State = Literal["pending", "running", "failed", "complete", "forgotten"]
 """A forgotten stage is to be redone, and its results are being removed."""

@@ -11,11 +11,11 @@ from rich.table import Table
 
 from data.journal import read_records
 from drzero.loop.manifest import Manifest, StageEntry
+from drzero.ops.artefacts import announce
 from drzero.ops.files import atomic_write
 from drzero.recipe.tables import console, new_table
 from drzero.stages.evaluate import ANSWERS, Records
 from drzero.stages.result import REPORT, RESULT
-from verl_ext.artefacts import announce
 
 _STATES = {"failed": "stopped", "forgotten": "to redo", "pending": "–"}
 

@@ -16,22 +16,22 @@ from typing import Any, Generic, TypeVar
 from omegaconf import DictConfig, OmegaConf
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from drzero.ops.artefacts import announce
 from drzero.ops.console import has_live_terminal, say
 from drzero.ops.errors import OutOfTime, RunFailed
 from drzero.ops.records import OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
+from drzero.ops.stop_time import describe_left, require_time, seconds_left
 from drzero.recipe.compose import retrieval_url, write_resolved
 from drzero.recipe.fingerprint import fingerprint_index
 from drzero.recipe.settings.schema import schema_of
 from drzero.stages.models import StageModel
 from drzero.stages.result import RESULT
 from search.client import SearchClient, SearchRequestError
-from verl_ext.artefacts import announce
 from verl_ext.clients.environment_agent import EpisodeAttempt
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.clients.served_model import SolverServerError
 from verl_ext.clients.solver_agent import SolverAgent
-from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 LAST_BEGIN_S = 60.0  # with less time left, no conversation and no service is started
 _LAST_END_S = 20.0

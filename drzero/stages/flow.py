@@ -22,7 +22,7 @@ from drzero.stages.watch import PROGRESS, WAITS_ON
 COUNTERS_FILE = "flow_counters.json"  # as in `verl_ext.trainer.flow_counters`, which imports veRL
 
 CALLS = ("rollout", "generation", "search", "reward", "completion")
-"""The kinds of calls workers record (`verl_ext.telemetry`), each a flow point."""
+"""The kinds of calls workers record (`drzero.ops.telemetry`), each a flow point."""
 WORK = {"token": "generation"}  # progress within a call: the rollout engine's tokens
 
 _RETRIEVAL = QueueMetrics(

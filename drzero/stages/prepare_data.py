@@ -31,8 +31,10 @@ from data.errors import DataError
 from data.links import MEASURED, Entry, can_be_counted, chain_lengths
 from data.quality import FILE, quality, quality_lines, write_quality
 from data.question_rows import FieldNames
+from drzero.ops.artefacts import announce
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime
+from drzero.ops.stop_time import describe_left, require_time, seconds_left
 from drzero.preflight.demo_world import demo_notice
 from drzero.preflight.index_size import require_room
 from drzero.preflight.inputs import question_fields
@@ -48,8 +50,6 @@ from search.indexing.build import BuildOptions, IndexReport
 from search.indexing.chunking import Chunking, document_of
 from search.indexing.shards import build
 from search.sources.corpus import Corpus
-from verl_ext.artefacts import announce
-from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 _LEAST_S = 120.0  # With less time left, nothing starts. The next run resumes an unfinished index.
 

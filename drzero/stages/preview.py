@@ -25,6 +25,7 @@ from data.parquet_io import read_parquet
 from data.quality import FILE
 from data.selection import prompts_by_index, select
 from data.solver_rows import write_rejects
+from drzero.ops.artefacts import announce
 from drzero.ops.console import say
 from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
 from drzero.ops.process.lock import HeldLock
@@ -47,7 +48,6 @@ from drzero.stages.preview_sample import sample_corpus
 from drzero.stages.result import FOUND, REPORT, RESULT, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from drzero.stages.synthesize import PromptRow, Sample, gates_of, sample_record, sample_seed
-from verl_ext.artefacts import announce
 from verl_ext.clients.question_score import score_question
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.clients.solver_agent import SolverAgent

@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from drzero.ops.artefacts import announce
 from drzero.ops.files import atomic_write
-from verl_ext.artefacts import announce
 
 RESULT, REPORT = "result.json", "report.json"
 FOUND = "questions.jsonl"

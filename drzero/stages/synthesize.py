@@ -29,6 +29,7 @@ from data.pairs import Pair, pair_of
 from data.selection import Selection, prompts_by_index, select
 from data.solver_rows import REJECTS, TRAIN, VAL, check_partition, write_rejects, write_solver_split
 from drzero.checkpoints.export import export_policy
+from drzero.ops.artefacts import announce
 from drzero.ops.files import atomic_write, remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
@@ -60,7 +61,6 @@ from drzero.stages.open_book import OpenBook, check_open_book
 from drzero.stages.result import REPORT, RESULT, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from search.embedders import Embedder, EmbedderSpec
-from verl_ext.artefacts import announce
 from verl_ext.clients.chat_endpoint import ChatEndpoint
 from verl_ext.clients.search_agent import Conversation, SearchAgent
 from verl_ext.method.prompts import Message

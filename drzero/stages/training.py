@@ -6,7 +6,7 @@ A run is: start → services → veRL → export → summary → result.
     drzero solver iteration=1 hardware=8xh100 model=qwen2.5-7b         # GRPO on the synthesized questions
 
 veRL runs as a child process on the resolved config and resumes from its own checkpoints. A trainer that runs
-out of time, or stops at a collapse, exits with 0 and leaves a note (`verl_ext.stop_time`). The stage then
+out of time, or stops at a collapse, exits with 0 and leaves a note (`drzero.ops.stop_time`). The stage then
 raises OutOfTime or Collapsed.
 """
 
@@ -28,6 +28,7 @@ from drzero.ops.process.lock import HeldLock
 from drzero.ops.process.logs import EventLog
 from drzero.ops.records import EVENTS_FILE, OUT_OF_TIME
 from drzero.ops.services.services import AnySpec, ServiceGroup
+from drzero.ops.stop_time import Note, drop_note, read_note, require_time
 from drzero.ops.supervisor import ChildFailed, Ended, NothingDone, Stalled, run_supervised
 from drzero.ops.watchdog.diagnosis import ALIKE
 from drzero.recipe.compose import RESOLVED, joins_cluster, verl_env, write_resolved
@@ -42,7 +43,6 @@ from drzero.stages.startup_signs import TRAINER
 from drzero.stages.watch import PROGRESS, watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, settle_checkpoints, step_folder
 from verl_ext.sglang import cpu
-from verl_ext.stop_time import Note, drop_note, read_note, require_time
 
 START_S = 60.0  # with less time left, the first step would not be reached, so nothing is started
 

@@ -20,7 +20,7 @@ _EVERY = 10  # Without a file for evaluation, one task of so many is held out
 class AgentTaskset(Taskset):
     """The tasks of one agent."""
 
-    player = "verl_ext.gateway.player:play"
+    player = "drzero.players.gateway.player:play"
     filters_groups = True
 
     def __init__(

@@ -63,7 +63,7 @@ class InProcessHarness(Harness[InProcessConfig]):
 
 
 _UNBOUNDED = aiohttp.ClientTimeout(total=None)
-"""A loaded engine may be slow. The player (`verl_ext.verifiers`) ends a hang."""
+"""A loaded engine may be slow. The player (`drzero.players.verifiers`) ends a hang."""
 
 
 class _Tools:

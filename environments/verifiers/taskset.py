@@ -28,7 +28,7 @@ _TALKS = ("bash", "null")  # programs that ours replaces: the default one, and t
 class VerifiersTaskset(Taskset):
     """One taskset of the library."""
 
-    player = "verl_ext.verifiers.player:play"
+    player = "drzero.players.verifiers.player:play"
 
     def __init__(
         self,

@@ -20,8 +20,8 @@ from queue import Empty, SimpleQueue
 import httpx
 from setproctitle import setproctitle
 
+from drzero.ops.telemetry import Heartbeat, waiting
 from search.client import SearchClient
-from verl_ext.telemetry import Heartbeat, waiting
 
 ROLLOUTS = 4
 

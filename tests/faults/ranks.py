@@ -18,7 +18,7 @@ from pathlib import Path
 
 from setproctitle import setproctitle
 
-from verl_ext.telemetry import Heartbeat
+from drzero.ops.telemetry import Heartbeat
 
 
 def strike(options):

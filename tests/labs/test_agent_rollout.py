@@ -13,10 +13,10 @@ from drzero.labs import agent_rollout
 from drzero.labs.agent_rollout import Rollouts, read_rollouts, without_update
 from drzero.labs.agents.report import by_cause, failed_share, print_runs
 from drzero.ops.errors import RunFailed
+from drzero.ops.telemetry import Progress
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.metrics import read_metrics
 from environments.agent.contract import RewardRule
-from verl_ext.telemetry import Progress
 
 ONE_TURN = {"turns": [{"text": "<answer>Vell</answer>", "truncated": False, "calls": []}]}
 A_SEARCH = {"turns": [{"text": "…", "truncated": False, "calls": [{"raw": "{}"}]}, *ONE_TURN["turns"]]}

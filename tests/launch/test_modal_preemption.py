@@ -27,7 +27,7 @@ import sys
 import time
 from pathlib import Path
 
-from verl_ext.artefacts import announce
+from drzero.ops.artefacts import announce
 
 (root,) = [word.partition("=")[2] for word in sys.argv if word.startswith("paths.checkpoints=")]
 steps = Path(root, "solver_iter1", "steps.txt")

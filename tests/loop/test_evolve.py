@@ -21,8 +21,8 @@ from drzero.loop.evolve import _run_stage, run_evolve
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import compose_loop, plan_loop
 from drzero.ops.errors import OutOfTime
+from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.recipe.compose import compose_stage
-from verl_ext.stop_time import STOP_VARIABLE
 
 pytestmark = pytest.mark.timeout(3600)
 KILLS = [

@@ -25,13 +25,13 @@ from drzero.ops.resources.cgroup import OomWatch
 from drzero.ops.resources.gpu import Gpus
 from drzero.ops.resources.sampler import Sampler
 from drzero.ops.services.services import ServiceGroup
+from drzero.ops.telemetry import Progress
 from drzero.ops.watchdog import stacks
 from drzero.ops.watchdog.diagnosis import Landmarks, Situation, diagnose
 from drzero.ops.watchdog.movement import NewLines, Patience, PhaseClock, RollCall, Stall
 from drzero.ops.watchdog.report import last_line, stall_report
 from drzero.ops.watchdog.stacks import dump_stacks, parse_dump, why_unreadable
 from drzero.ops.watchdog.watchdog import Watchdog, WatchPlan
-from verl_ext.telemetry import Progress
 
 PATIENCE = Patience(cold_start_s=300, floor_s=60, factor=2, fixed={"start-up": 900})
 
@@ -251,7 +251,7 @@ def test_a_workers_file_shows_what_is_done_failed_and_open(tmp_path):
 def test_a_blocked_event_loop_shows_in_the_file(tmp_path):
     code = """
         import asyncio, time
-        from verl_ext.telemetry import waiting
+        from drzero.ops.telemetry import waiting
         async def main():
             with waiting("rollout"):
                 time.sleep(600)

@@ -40,6 +40,7 @@ from data.errors import DataError
 from drzero.cli import COMMANDS, main
 from drzero.ops.errors import RunFailed, UserError
 from drzero.ops.process.lock import HeldLock
+from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.recipe.compose import write_resolved
 from drzero.runs.report.charts import page_spec, scores_chart, training_charts
 from drzero.runs.report.checklist import RunCheck, component_states, training_checks
@@ -58,7 +59,6 @@ from drzero.runs.run_folder import RunFolder
 from drzero.stages.examples import challenger_examples
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
-from verl_ext.stop_time import STOP_VARIABLE
 
 
 def trajectories(folder: Path) -> list[Trajectory]:

@@ -34,13 +34,13 @@ from stage_run import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from drzero.cli import main
+from drzero.ops.artefacts import LOG_VARIABLE
+from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.stages.examples import read_examples
 from drzero.stages.result import read_result
-from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import saved_step
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.method.trajectory import Trajectory
-from verl_ext.stop_time import STOP_VARIABLE
 
 BATCH = 8
 PHASES = ["rollout", "log-probs", "advantage", "update", "save", "weight-sync"]

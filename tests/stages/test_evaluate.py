@@ -25,10 +25,12 @@ from transformers import AutoTokenizer
 
 from data.benchmarks import BenchmarkQuestion, load_benchmark
 from data.errors import DataError
+from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.errors import OutOfTime, UserError
 from drzero.ops.process.lock import AlreadyRunning, HeldLock
 from drzero.ops.records import OUT_OF_TIME, read_json_lines
 from drzero.ops.services.services import ServiceDied, ServiceSpec
+from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.preflight.inputs import load_questions
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
@@ -43,11 +45,9 @@ from drzero.stages.models import stage_model
 from drzero.stages.result import read_result
 from search.embedders import EmbedderSpec
 from search.indexing.shards import build_index
-from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.clients.solver_agent import SolverAttempt
 from verl_ext.method.tool_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
-from verl_ext.stop_time import STOP_VARIABLE
 
 MODELS = {"/v1/models": {"data": [{"id": "served-model"}]}}
 # Healthy until it is searched.

@@ -24,15 +24,15 @@ from verl.model_merger import __main__ as merger
 from drzero.checkpoints.verify import check_export
 from drzero.checkpoints.weight_change import measure_change
 from drzero.checkpoints.weights import FsdpCheckpoint
+from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.errors import OutOfTime
+from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint_checkpoint
 from drzero.stages.merge import run_merge
 from drzero.stages.result import read_result
-from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.engine.loading import load_model
-from verl_ext.stop_time import STOP_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP = 4

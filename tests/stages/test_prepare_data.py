@@ -13,7 +13,9 @@ import pytest
 from data.errors import DataError
 from data.parquet_io import read_parquet
 from drzero.cli import main
+from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.errors import OutOfTime
+from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage
 from drzero.stages import prepare_data
@@ -24,8 +26,6 @@ from search.chroma.store import get_collection, iter_documents, open_collection
 from search.embedders import Embedder, EmbedderSpec
 from search.indexing.adopt import is_foreign
 from search.indexing.chunking import document_of
-from verl_ext.artefacts import LOG_VARIABLE
-from verl_ext.stop_time import STOP_VARIABLE
 
 
 def arguments(prepared, corpus):

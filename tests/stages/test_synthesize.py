@@ -33,8 +33,10 @@ from data.journal import Journal
 from data.parquet_io import write_training_rows
 from data.selection import Selection, select
 from drzero.cli import main
+from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.errors import OutOfTime
 from drzero.ops.services.services import ServiceGroup
+from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.preflight.context import CheckContext, Readings
 from drzero.preflight.inputs import check_challenger, check_prompts, partition_rows
 from drzero.preflight.machine import Machine
@@ -56,9 +58,7 @@ from drzero.stages.synthesize import (
     sample_seed,
     synthesis_report,
 )
-from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.method.tool_calls import render_tool_call
-from verl_ext.stop_time import STOP_VARIABLE
 
 QUESTION = "<question>Who founded the town?</question><answer>Vell</answer>"
 

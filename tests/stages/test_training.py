@@ -18,6 +18,7 @@ from drzero.ops.errors import OutOfTime
 from drzero.ops.process.child import Command
 from drzero.ops.records import EVENTS_FILE
 from drzero.ops.services.services import ServiceGroup
+from drzero.ops.stop_time import NOTE, Note, read_note, write_note
 from drzero.ops.supervisor import NothingDone
 from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_plain, resolve
@@ -29,7 +30,6 @@ from drzero.stages.summary import print_summary, summarise
 from drzero.stages.training import Collapsed, _plan_validation, _tidy, finish, train
 from verl_ext.checkpoints import TRACKER
 from verl_ext.method.challenger_reward import challenger_reward
-from verl_ext.stop_time import NOTE, Note, read_note, write_note
 from verl_ext.trainer.collapse import ALARM
 
 TRAINED = {"training/global_step": 1, "drzero/rollout/rows": 4.0, "perf/total_num_tokens": 100}

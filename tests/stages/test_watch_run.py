@@ -20,6 +20,7 @@ from drzero.ops.records import EVENTS_FILE
 from drzero.ops.resources.cgroup import OomWatch
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.supervisor import ChildFailed, Stalled
+from drzero.ops.telemetry import Phase
 from drzero.ops.watchdog.diagnosis import ALIKE, GONE
 from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_stage, process_env, resolve
@@ -30,7 +31,6 @@ from drzero.stages.flight_recorder import flight_recorder
 from drzero.stages.services import retrieval_spec, solver_spec
 from drzero.stages.watch import LANDMARKS, watch_plan
 from verl_ext.rollout.platforms import NO_RECORDER
-from verl_ext.telemetry import Phase
 
 
 @pytest.fixture(scope="module")

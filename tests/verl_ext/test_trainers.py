@@ -18,14 +18,14 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 from verl_saves import FILES, save
 
+from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.notices import ALARM_KIND
 from drzero.ops.records import EVENTS_FILE, read_json_lines
+from drzero.ops.stop_time import STOP_VARIABLE, read_note
 from drzero.recipe.compose import compose_plain, resolve
-from verl_ext.artefacts import LOG_VARIABLE
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, settle_checkpoints, step_folder
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.rewards import solver_score
-from verl_ext.stop_time import STOP_VARIABLE, read_note
 from verl_ext.trainer.collapse import ALARM, WINDOW
 from verl_ext.trainer.step_rows import read_log_probs, read_rows
 from verl_ext.trainer.trainers import GRPO, GroupRelativeTrainer, TooManyFailures

@@ -14,6 +14,7 @@ from annotated_types import MinLen
 from pydantic import BaseModel
 from tenacity import RetryCallState, wait_random_exponential
 
+from drzero.ops.telemetry import waiting
 from drzero.ops.text import is_loopback, is_number
 from environments.call import ToolSchema
 from environments.turn_text import THINK, THINK_END
@@ -30,7 +31,6 @@ from verl_ext.clients.served_model import (
 )
 from verl_ext.method.tool_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_call, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall
-from verl_ext.telemetry import waiting
 
 LONGEST_PAUSE_S = 60.0  # Longest pause before a retry, whatever the server asks for
 _BACKOFF = wait_random_exponential(multiplier=0.5, max=20.0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Protocol
 
+from drzero.ops.telemetry import waiting
 from environments.call import ToolSchema
 from search.client import SearchRefused, SearchUnavailable
 from verl_ext.clients.chat_endpoint import ChatDialogue, ChatEndpoint, ConversationRefused, Reply
@@ -24,7 +25,6 @@ from verl_ext.method.tool_calls import (
     refuse_call,
 )
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
-from verl_ext.telemetry import waiting
 
 
 class Retriever(Protocol):

@@ -19,9 +19,9 @@ from tenacity import (
 
 from drzero.ops.bearer import bearer_headers, bearer_of, without_token
 from drzero.ops.errors import UserError
+from drzero.ops.telemetry import waiting
 from drzero.ops.text import encodable
 from verl_ext.method.chat import turn_end_id, turn_ends
-from verl_ext.telemetry import waiting
 
 
 class SolverServerError(UserError):

@@ -11,13 +11,13 @@ from uuid import uuid4
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 
+from drzero.ops.telemetry import waiting
 from environments.registry import find
 from environments.row import Row
 from environments.taskset import Taskset
 from verl_ext.episodes import EpisodeLimits, Played, Sampled, episode_turns, play_row
 from verl_ext.method import chat
 from verl_ext.rollout.turn_builder import NO_FAMILY
-from verl_ext.telemetry import waiting
 
 
 @functools.cache

@@ -11,10 +11,10 @@ from verl.workers.config import HFModelConfig
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
+from drzero.ops.telemetry import progress
 from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import eos_token_ids, load_model
 from verl_ext.engine.sampling import SamplingParams
-from verl_ext.telemetry import progress
 
 
 def _server_name(replica_rank: int) -> str:

@@ -13,11 +13,11 @@ from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, 
 from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
+from drzero.ops.telemetry import waiting
 from verl_ext.method.chat import call_form, read_turn, turn_ends, turn_text
 from verl_ext.method.tool_calls import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn, token_drift
 from verl_ext.rollout.turn_builder import NO_FAMILY, TurnBuilder
-from verl_ext.telemetry import waiting
 
 PARSER_NAME = "search_call"
 """veRL's parser drops a malformed call and ends the rollout. Ours answers it with an error."""

@@ -14,7 +14,7 @@ from typing import Any
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
-from verl_ext.telemetry import StatusFile
+from drzero.ops.telemetry import StatusFile
 
 COUNTERS_FILE = "flow_counters.json"
 _TERMINAL = ("finished", "failure")

@@ -23,7 +23,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.trainer_separate_async import HybridEngineMode
 from verl.utils import tensordict_utils as tu
 
-from verl_ext.telemetry import waiting
+from drzero.ops.telemetry import waiting
 
 FAULTS = ("none", "stopped-producer", "slow-consumer", "overflow", "stale", "lost")
 

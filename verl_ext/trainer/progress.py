@@ -8,13 +8,13 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainer
 from verl.utils.debug import marked_timer
 
+from drzero.ops.artefacts import announce
 from drzero.ops.notices import CHECKPOINT_KIND, STARTUP_KIND
 from drzero.ops.process.logs import EventLog
 from drzero.ops.records import EVENTS_FILE
-from verl_ext.artefacts import announce
+from drzero.ops.stop_time import Note, Pace, describe_left, seconds_left, write_note
+from drzero.ops.telemetry import Heartbeat
 from verl_ext.checkpoints import prune_checkpoints, saved_step, saving, step_folder
-from verl_ext.stop_time import Note, Pace, describe_left, seconds_left, write_note
-from verl_ext.telemetry import Heartbeat
 
 
 class ProgressMixin(PPOTrainer):

@@ -10,9 +10,9 @@ import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 from verl.utils.tracking import Tracking
 
+from drzero.ops.artefacts import announce
 from drzero.ops.files import atomic_path
 from environments.conversation import Conversation
-from verl_ext.artefacts import announce
 from verl_ext.method.trajectory import Trajectory
 
 # Attempts have their own place, the filter score may be NaN, and parts are text here.

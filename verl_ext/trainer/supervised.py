@@ -23,8 +23,8 @@ from verl.utils.distributed import destroy_global_process_group, initialize_glob
 
 from drzero.ops.errors import OutOfTime
 from drzero.ops.records import HEARTBEATS
-from verl_ext.stop_time import Pace, seconds_left
-from verl_ext.telemetry import Heartbeat, Phase
+from drzero.ops.stop_time import Pace, seconds_left
+from drzero.ops.telemetry import Heartbeat, Phase
 
 
 class DemonstrationRows(Dataset[dict[str, torch.Tensor]]):

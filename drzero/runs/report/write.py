@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from data.errors import DataError
+from drzero.ops.artefacts import announce
 from drzero.ops.console import say
 from drzero.ops.errors import RunFailed, UserError
 from drzero.ops.files import atomic_write
+from drzero.ops.stop_time import seconds_left
 from drzero.runs.run_folder import NotARun, RunFolder
-from verl_ext.artefacts import announce
-from verl_ext.stop_time import seconds_left
 
 REPORT = "report.html"
 _TAKES_S = 60.0

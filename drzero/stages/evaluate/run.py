@@ -18,6 +18,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from data.journal import Journal
+from drzero.ops.artefacts import announce
 from drzero.ops.files import atomic_write, remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
@@ -39,7 +40,6 @@ from drzero.stages.models import (
 )
 from drzero.stages.result import REPORT, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
-from verl_ext.artefacts import announce
 
 
 def run_evaluate(config: DictConfig) -> None:

@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from data.errors import DataError
 from drzero.checkpoints.export import export_policy
+from drzero.ops.artefacts import announce
 from drzero.ops.console import say
 from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
 from drzero.ops.process.lock import HeldLock
@@ -38,7 +39,6 @@ from drzero.stages.warm_start.check import play_check
 from drzero.stages.warm_start.choose import Chosen, choose
 from drzero.stages.warm_start.training import check_same, losses, train
 from drzero.stages.warm_start_report import measured_rows, shares
-from verl_ext.artefacts import announce
 
 PREVIEW = "preview"  # where a preview for this run alone goes
 

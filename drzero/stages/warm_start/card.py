@@ -9,12 +9,12 @@ from huggingface_hub import ModelCardData
 from omegaconf import DictConfig
 
 from drzero.checkpoints.reading import read_json
+from drzero.ops.artefacts import announce
 from drzero.ops.files import atomic_write
 from drzero.ops.hub import HUB_ID
 from drzero.recipe.overrides import WARM_START
 from drzero.stages.models import model_name
 from drzero.stages.warm_start_report import measured_rows
-from verl_ext.artefacts import announce
 
 
 def write_card(model: Path, config: DictConfig, report: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from drzero.ops.process.child import Command
 from drzero.ops.process.logs import EventLog
 from drzero.ops.records import EVENTS_FILE
 from drzero.ops.services.services import ServiceGroup
+from drzero.ops.stop_time import describe_left, require_time, seconds_left
 from drzero.ops.supervisor import run_supervised
 from drzero.recipe.compose import verl_config, verl_env
 from drzero.recipe.errors import CheckError
@@ -34,7 +35,6 @@ from drzero.stages.warm_start.choose import Chosen, Demonstration
 from drzero.stages.warm_start_report import CHECKS
 from drzero.stages.watch import watch_plan, watched_env
 from verl_ext.checkpoints import saved_step, step_folder
-from verl_ext.stop_time import describe_left, require_time, seconds_left
 
 WORK = "training"  # the trainer's folder below the run's
 _MADE_FROM = "made_from.json"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 from typing import Any
 
+from drzero.players.gateway.session import AgentSession, ModelCall
 from environments.conversation import Conversation, Turn
 from verl_ext.episodes import Played
-from verl_ext.gateway.session import AgentSession, ModelCall
 from verl_ext.method.chat import read_turn
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from drzero.players.verifiers.session import Clock
 from environments.fault import EnvironmentFault, one_line
 from environments.row import Row
 from environments.verifiers.taskset import VerifiersTaskset
-from verl_ext.verifiers.session import Clock
 
 _TO_STOP_S = 3.0  # for a cancelled episode. A thread that takes longer is blocked
 _AT_EXIT_S = 12.0  # for the library's cleanups, which wait 5 s after SIGTERM and 5 s after SIGKILL

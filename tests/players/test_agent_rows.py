@@ -20,13 +20,13 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils.config import omega_conf_to_dataclass
 
+from drzero.players.gateway.rows import played_rows
+from drzero.players.gateway.session import AgentSession
 from drzero.recipe.compose import compose_plain, resolve
 from environments.conversation import Conversation
 from environments.score import Score
 from verl_ext.apis.turn import Asked
 from verl_ext.episodes import EpisodeLimits, Sampled
-from verl_ext.gateway.rows import played_rows
-from verl_ext.gateway.session import AgentSession
 from verl_ext.method.advantages import call_advantages
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop, reward_fields

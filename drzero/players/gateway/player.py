@@ -11,6 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from drzero.ops.telemetry import waiting
+from drzero.players.gateway.rows import call_tree, played_rows
+from drzero.players.gateway.server import Gateway
+from drzero.players.gateway.session import AgentSession
 from environments.agent.contract import Agent, Endpoint
 from environments.agent.taskset import AgentTaskset
 from environments.conversation import Conversation
@@ -18,10 +22,6 @@ from environments.fault import one_line
 from environments.row import Row
 from environments.taskset import Taskset
 from verl_ext.episodes import EpisodeLimits, Model, Played
-from verl_ext.gateway.rows import call_tree, played_rows
-from verl_ext.gateway.server import Gateway
-from verl_ext.gateway.session import AgentSession
-from verl_ext.telemetry import waiting
 
 FAULTS: dict[str, str | tuple[str, ...]] = {
     "raised": "it raised",

@@ -10,6 +10,10 @@ from typing import Any
 import verifiers.v1 as vf
 from verifiers.v1.types import content_text
 
+from drzero.players.verifiers.endpoint import Endpoint
+from drzero.players.verifiers.host import host_of
+from drzero.players.verifiers.renderer import renderer_config
+from drzero.players.verifiers.session import Asked, Clock, Session
 from environments.call import parse_calls
 from environments.conversation import Conversation, Message, Turn
 from environments.fault import EnvironmentFault
@@ -20,10 +24,6 @@ from environments.verifiers.taskset import VerifiersTaskset
 from verl_ext.episodes import EpisodeLimits, Model, Played
 from verl_ext.method.chat import read_turn
 from verl_ext.method.trajectory import token_drift
-from verl_ext.verifiers.endpoint import Endpoint
-from verl_ext.verifiers.host import host_of
-from verl_ext.verifiers.renderer import renderer_config
-from verl_ext.verifiers.session import Asked, Clock, Session
 
 _MODEL = "policy"
 

@@ -7,7 +7,7 @@ import pytest
 
 from drzero.cli import main
 from drzero.ops.errors import OutOfTime
-from verl_ext.stop_time import (
+from drzero.ops.stop_time import (
     CLOSING_S,
     FIRST_SAVE_S,
     NOTE,

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from aiohttp import web
 from verifiers.v1.clients.client import SESSION_ID_HEADER
 
-from verl_ext.loop_server import LoopServer
-from verl_ext.verifiers.session import Session, TurnRefused, generate_response
+from drzero.players.loop_server import LoopServer
+from drzero.players.verifiers.session import Session, TurnRefused, generate_response
 
 
 class Endpoint(LoopServer):

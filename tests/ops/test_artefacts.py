@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from verl_ext.artefacts import LOG_VARIABLE, announce
+from drzero.ops.artefacts import LOG_VARIABLE, announce
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from drzero.ops.openai_http import RequestRefused, refusal
+from drzero.players.gateway import chat
+from drzero.players.gateway.session import AgentSession
+from drzero.players.loop_server import LoopServer
 from environments.agent.contract import Endpoint
 from verl_ext.apis import messages, responses
 from verl_ext.apis.turn import Answer, Asked, streamed
-from verl_ext.gateway import chat
-from verl_ext.gateway.session import AgentSession
-from verl_ext.loop_server import LoopServer
 
 MODEL = "policy"
 

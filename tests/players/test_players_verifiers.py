@@ -17,16 +17,16 @@ from verifiers.v1.types import AssistantMessage, Response, TurnTokens, UserMessa
 from verifiers.v1.utils.aio import run_shielded
 from verl.workers.rollout.replica import TokenOutput
 
+from drzero.players.verifiers.endpoint import Endpoint
+from drzero.players.verifiers.host import Host
+from drzero.players.verifiers.player import _Play
+from drzero.players.verifiers.renderer import ChatRenderer, ChatRendererConfig
+from drzero.players.verifiers.session import Asked, Clock, Session
 from environments.registry import find
 from environments.row import Row
 from verl_ext.episodes import EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
-from verl_ext.verifiers.endpoint import Endpoint
-from verl_ext.verifiers.host import Host
-from verl_ext.verifiers.player import _Play
-from verl_ext.verifiers.renderer import ChatRenderer, ChatRendererConfig
-from verl_ext.verifiers.session import Asked, Clock, Session
 
 LIMITS = EpisodeLimits(prompt_tokens=400, response_tokens=400, tokens_per_turn=60)
 

@@ -17,6 +17,9 @@ from anthropic import Anthropic, AsyncAnthropic
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from told_model import Told
 
+from drzero.players.gateway.player import _Thread
+from drzero.players.gateway.server import Gateway, _same
+from drzero.players.gateway.session import AgentSession
 from drzero.runs.report.calls import call_rows, every_row
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.trajectories import read_trajectories
@@ -28,9 +31,6 @@ from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.clients.environment_agent import EpisodeAttempt, of_episode
 from verl_ext.episodes import EpisodeLimits, play_row
-from verl_ext.gateway.player import _Thread
-from verl_ext.gateway.server import Gateway, _same
-from verl_ext.gateway.session import AgentSession
 from verl_ext.method.chat import demo_chat_template
 from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.rollout.environment_agent_loop import reward_fields
