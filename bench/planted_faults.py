@@ -18,7 +18,7 @@ from data.world_language import RELATIONS
 from drzero.policies.demonstrations import make_demonstrations, world_retriever
 from verl_ext.method.answers import contains_answer
 from verl_ext.method.passages import format_passages
-from verl_ext.method.tool_calls import parse_tool_calls
+from verl_ext.method.search_calls import parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 Row = dict[str, Any]

@@ -16,8 +16,8 @@ from search.client import SearchClient, SearchUnavailable
 from verl_ext.clients.search_agent import answered
 from verl_ext.method import trajectory as method
 from verl_ext.method.prompts import PromptForm, solver_messages
+from verl_ext.method.search_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_tool_calls, search_call
 from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_tool_calls, search_call
 
 
 class SearchTaskset(Taskset):

@@ -44,8 +44,8 @@ from verl_ext.method.challenger_reward import (
 from verl_ext.method.chat import read_turn, render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import Message, challenger_messages, solver_messages
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA, invalid_call_response, parse_tool_calls
 from verl_ext.method.solver_reward import solver_answer
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, invalid_call_response, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 OUTPUTS = Path(__file__).resolve().parents[1] / "outputs"

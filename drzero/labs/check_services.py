@@ -40,8 +40,8 @@ from verl_ext.clients.solver_agent import SolverAgent, SolverAttempt
 from verl_ext.method.answers import exact_match
 from verl_ext.method.challenger_reward import challenger_reward, extract_pair, has_integrity
 from verl_ext.method.passages import format_passages
+from verl_ext.method.search_calls import parse_tool_calls, render_tool_call
 from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import parse_tool_calls, render_tool_call
 from verl_ext.method.trajectory import Trajectory, Turn
 
 STAGES = ("challenger", "solver")

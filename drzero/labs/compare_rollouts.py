@@ -49,7 +49,7 @@ from drzero.recipe.tables import console, new_table
 from drzero.stages.models import base_of, served_name
 from drzero.stages.services import check_and_resolve, solver_spec
 from verl_ext.method.chat import turn_ends
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 
 WORST = "worst.jsonl"
 _KEPT = 10  # cases a check in that file

@@ -13,7 +13,7 @@ from data.world_language import RELATIONS
 from verl_ext.method.answers import contains_answer
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import Message, challenger_messages, solver_messages
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 
 Demonstration = dict[str, Any]  # kind ("challenger" or "solver"), hop, messages
 Retrieve = Callable[[Sequence[str]], Sequence[Sequence[Mapping[str, str]]]]

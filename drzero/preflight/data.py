@@ -22,7 +22,7 @@ from search.embedders import model_identity
 from search.indexing.adopt import is_foreign
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages, solver_messages
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 
 SAMPLE, LONGEST = 2000, 64
 MOST_ALONE = 0.05  # share of a step's rows that may have no row to compare with

@@ -19,7 +19,7 @@ from verl_ext.method.chat import (
     render_prompt_ids,
     turn_end_id,
 )
-from verl_ext.method.tool_calls import (
+from verl_ext.method.search_calls import (
     SEARCH_TOOL_SCHEMA,
     render_tool_call,
 )

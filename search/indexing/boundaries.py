@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from search.sources.texts import PARSED, blocks
+from search.sources.text_formats import PARSED, blocks
 
 # No sentence ends after a list item's number, an initial or a common abbreviation.
 _ABBREVIATED = "".join(

@@ -16,7 +16,7 @@ from search.sources.document import CorpusError, Document, Fault, Faults, Fields
 from search.sources.files import KINDS, RECORDS, Hints, SourceFile, codec_of, files_of, is_glob, shown
 from search.sources.hub import fetch_data_set, is_data_set
 from search.sources.records import READERS, Bad
-from search.sources.texts import read_document
+from search.sources.text_formats import read_document
 from search.stored_index import DATABASE_FILE
 
 OnBad = Literal["stop", "skip"]

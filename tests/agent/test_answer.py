@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from drzero.agent.answer import Source, answer_of, sources_of
 from verl_ext.clients.solver_agent import SolverAttempt
 from verl_ext.method.answers import contains_answer
-from verl_ext.method.tool_calls import refuse_call
+from verl_ext.method.search_calls import refuse_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 VELL = "Orrin is a harbour town. It lies on the river Vell, near Sarn. Dr. Tesk was born there."

@@ -29,7 +29,7 @@ from drzero.ops.watchdog.post_mortem import examine
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from verl_ext.method.challenger_reward import has_integrity
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 
 ASKED = ProbeQuestion("Who came?", "Vell", "Town\nVell came to town.")
 PASSAGE = {"title": "Town", "text": "Vell came.", "contents": "Town\nVell came."}

@@ -33,7 +33,7 @@ from verl_ext.engine.loading import load_model
 from verl_ext.engine.sampling import SamplingParams
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import challenger_messages, solver_messages
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 
 QUESTIONS = ("Who founded Orrin?", "What flows through Oldham?", "Where was Vell born?", "Which town is old?")
 CONTEXT, TOKENS = 2048, 24

@@ -6,7 +6,7 @@ from typing import Any
 from data.pairs import Pair, pair_of
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import challenger_messages
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 DOCUMENT = "Drosken\nDrosken is a town in the region of Kelm and lies on the river Galmir."

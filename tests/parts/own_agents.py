@@ -9,8 +9,8 @@ from typing import Any
 from environments.agent.contract import Endpoint
 from search.client import SearchClient
 from verl_ext.method.passages import format_passages
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.method.trajectory import Trajectory, Turn
 
 TURNS, TOPK, CHARACTERS = 4, 2, 1024  # as config/model/demo-policy.yaml

@@ -13,7 +13,7 @@ from data.demo_world import generate_world
 from drzero.stages.demo_models import load_base_tokenizer
 from verl_ext.method.demonstration import Example, encode
 from verl_ext.method.prompts import challenger_messages, solver_messages
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 
 CALL = render_tool_call(["town"])
 QUESTIONS = (

@@ -32,7 +32,7 @@ from environments.row import Row
 from verl_ext.clients.environment_agent import EpisodeAttempt, of_episode
 from verl_ext.episodes import EpisodeLimits, play_row
 from verl_ext.method.chat import demo_chat_template
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.rollout.environment_agent_loop import reward_fields
 from verl_ext.trainer.step_rows import StepRow, dump_rows
 

@@ -13,7 +13,7 @@ from verl_ext.method.answers import extract_last_tag
 from verl_ext.method.challenger_reward import has_integrity
 from verl_ext.method.format_score import format_score
 from verl_ext.method.prompts import MAX_TURNS, challenger_messages, solver_messages
-from verl_ext.method.tool_calls import parse_tool_calls
+from verl_ext.method.search_calls import parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 CHALLENGER = {1: 80, 2: 60, 3: 40, 4: 20}

@@ -20,7 +20,7 @@ from verl_ext.engine.engine import ReferenceEngine
 from verl_ext.engine.loading import load_model
 from verl_ext.engine.sampling import SamplingParams
 from verl_ext.method.chat import render_prompt_ids, turn_end_id
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 
 CONTEXT, NEW_TOKENS = 2048, 48
 # Nats a token. Another order of sums changes about 1e-5, another weight 1e-2 or more.

@@ -16,7 +16,7 @@ from verl_ext.clients.served_model import SolverServerError
 from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.method.chat import render_prompt_ids
 from verl_ext.method.prompts import solver_messages
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 
 CONTEXT = 1024
 pytestmark = pytest.mark.slow("starts SGLang")

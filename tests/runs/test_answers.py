@@ -14,11 +14,11 @@ from drzero.ops.process.lock import HeldLock
 from drzero.runs.report.answers import asked, next_step, troubles
 from drzero.runs.report.checklist import component_states, training_checks
 from drzero.runs.report.figures import Tally
-from drzero.runs.report.learning import shown_p, verdict
 from drzero.runs.report.machine import machine_of
 from drzero.runs.report.table import TrajectoryTable
 from drzero.runs.report.text import LONGEST
 from drzero.runs.report.trajectories import Trajectory, read_trajectories
+from drzero.runs.report.verdict import shown_p, verdict
 from drzero.runs.report.write import write_report
 from drzero.runs.run_folder import RunFolder
 from verl_ext.method.trajectory import Trajectory as Conversation

@@ -46,7 +46,7 @@ from drzero.stages.result import read_result
 from search.embedders import EmbedderSpec
 from search.indexing.shards import build_index
 from verl_ext.clients.solver_agent import SolverAttempt
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 
 MODELS = {"/v1/models": {"data": [{"id": "served-model"}]}}

@@ -58,7 +58,7 @@ from drzero.stages.synthesize import (
     sample_seed,
     synthesis_report,
 )
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 
 QUESTION = "<question>Who founded the town?</question><answer>Vell</answer>"
 

@@ -14,7 +14,7 @@ from drzero.ops.bearer import MODEL_KEY
 from verl_ext.clients.chat_endpoint import ChatEndpoint, SolverServerError, _seconds
 from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.method.prompts import solver_messages
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 
 ANSWER = "<think>So.</think>\n<answer>Kestmoor</answer>"
 NAMED = "<answer>Kestmoor</answer>"

@@ -14,7 +14,7 @@ from verl_ext.clients.served_model import SolverServerError
 from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
 from verl_ext.method.prompts import solver_messages
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, render_tool_call
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA, render_tool_call
 
 SEARCH_TURN = render_tool_call(["Ostrel"])
 ANSWER_TURN = "<think>So.</think>\n<answer>Kestmoor</answer>"

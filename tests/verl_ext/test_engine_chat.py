@@ -13,7 +13,7 @@ from environments.call import FORMS
 from verl_ext.engine.api_answers import TextStream, heard
 from verl_ext.method.chat import render_prompt_ids, turn_text
 from verl_ext.method.prompts import challenger_messages
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 
 MAX_SEQ_LEN = 600
 QUESTION = [{"role": "user", "content": "Who came?"}]

@@ -6,7 +6,7 @@ import pytest
 
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids, turn_end_id
 from verl_ext.method.prompts import challenger_messages, solver_messages
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, render_tool_call
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA, render_tool_call
 
 TOOLS = [SEARCH_TOOL_SCHEMA]
 CALL_TEXT = f"<think>Look it up.</think>\n{render_tool_call(['Ostrel lighthouse', 'é'])}"

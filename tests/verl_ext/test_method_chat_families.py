@@ -18,7 +18,7 @@ from verl_ext.method.chat import (
     turn_ends,
     turn_text,
 )
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, parse_tool_calls
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA, parse_tool_calls
 
 TOOLS = [SEARCH_TOOL_SCHEMA]
 WITH_TOOLS = ("llama3", "mistral", "qwen3")

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from verl_ext.clients.question_score import right_attempts
 from verl_ext.clients.solver_agent import SolverAttempt
 from verl_ext.method.challenger_reward import open_book_fault
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
 from verl_ext.rewards import challenger_score, solver_score
 

@@ -24,13 +24,13 @@ from verl_ext.method.demonstration import encode, messages_of
 from verl_ext.method.format_score import think_part
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import solver_messages
-from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import (
+from verl_ext.method.search_calls import (
     MAX_CALLS_PER_TURN,
     SEARCH_TOOL_SCHEMA,
     parse_tool_calls,
     render_tool_call,
 )
+from verl_ext.method.solver_reward import solver_reward
 from verl_ext.method.trajectory import Trajectory
 from verl_ext.rollout.search_agent_loop import PARSER_NAME, SearchAgentLoop, SearchCallParser
 from verl_ext.rollout.search_tool import UNAVAILABLE, SearchTool

@@ -8,7 +8,7 @@ from scripted_search import serving
 
 from search.client import SearchRequestError
 from verl_ext.method.passages import format_passages
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.method.trajectory import SearchCall
 from verl_ext.rollout.search_tool import UNAVAILABLE, SearchTool
 

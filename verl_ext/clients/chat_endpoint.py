@@ -29,7 +29,7 @@ from verl_ext.clients.served_model import (
     retrying,
     words_of,
 )
-from verl_ext.method.tool_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_call, parse_tool_calls
+from verl_ext.method.search_calls import MAX_CALLS_PER_TURN, SEARCH_TOOL_SCHEMA, parse_call, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall
 
 LONGEST_PAUSE_S = 60.0  # Longest pause before a retry, whatever the server asks for

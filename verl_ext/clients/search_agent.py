@@ -17,7 +17,7 @@ from verl_ext.clients.served_model import ServedModel, ServerUnavailable
 from verl_ext.method.chat import call_form, read_turn, render_prompt_ids, tool_turn_ids
 from verl_ext.method.passages import RESPONSE_LIMIT, format_passages
 from verl_ext.method.prompts import MAX_TURNS, Message
-from verl_ext.method.tool_calls import (
+from verl_ext.method.search_calls import (
     MAX_CALLS_PER_TURN,
     SEARCH_TOOL_SCHEMA,
     invalid_call_response,

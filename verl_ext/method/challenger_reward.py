@@ -14,7 +14,7 @@ from verl_ext.method.answers import contains_answer, extract_last_tag, normalize
 from verl_ext.method.format_score import format_score, hop_fault
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import Message, PromptForm, solver_messages
-from verl_ext.method.tool_calls import render_tool_call
+from verl_ext.method.search_calls import render_tool_call
 from verl_ext.method.trajectory import Trajectory
 
 ATTEMPTS = 5  # per question (paper, table 5)

@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids, turn_end_id
 from verl_ext.method.prompts import Message
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.method.trajectory import Trajectory
 
 

@@ -15,7 +15,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from drzero.ops.telemetry import waiting
 from verl_ext.method.chat import call_form, read_turn, turn_ends, turn_text
-from verl_ext.method.tool_calls import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA, parse_tool_calls
+from verl_ext.method.search_calls import SEARCH_TOOL_NAME, SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn, token_drift
 from verl_ext.rollout.turn_builder import NO_FAMILY, TurnBuilder
 

@@ -8,7 +8,7 @@ from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
 
 from search.client import SearchClient
 from verl_ext.clients.search_agent import answered
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 
 UNAVAILABLE = "Search is unavailable at the moment."
 

@@ -30,7 +30,7 @@ from drzero.agent.server.faults import logged
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.notices import plain
 from search.client import SearchClient
-from verl_ext.method.tool_calls import MAX_QUERY_CHARS
+from verl_ext.method.search_calls import MAX_QUERY_CHARS
 
 PATIENCE_S = 55  # Clients give up on a call after 60 s
 _MARGIN_S = 5  # For a question to end by its own deadline

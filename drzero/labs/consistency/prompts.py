@@ -15,8 +15,8 @@ from data.question_rows import FieldNames
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.method.chat import call_form, read_turn, render_prompt_ids, turn_ends
 from verl_ext.method.prompts import Message, PromptForm, solver_messages
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.solver_reward import solver_reward
-from verl_ext.method.tool_calls import SEARCH_TOOL_SCHEMA, parse_tool_calls
 from verl_ext.method.trajectory import Trajectory, Turn
 
 OF_CHALLENGER = "format of the question"

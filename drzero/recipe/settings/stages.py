@@ -7,7 +7,7 @@ from drzero.recipe.settings.conversations import Prompts, Rollout, Solver
 from drzero.recipe.settings.key import CONVERSING, FLOATS, MISSING, TORCH_DEVICE, Number, group, key
 from drzero.recipe.settings.retrieval import Chroma, Faiss, Retrieval
 from drzero.recipe.settings.run import Compute, Data, Machine, Paths, QuestionFields, Run
-from drzero.recipe.settings.watch import Collapse, Flow, FlowTest, Watchdog
+from drzero.recipe.settings.watchdog import Collapse, Flow, FlowTest, Watchdog
 from environments.call import FORMS
 
 _PREVIOUS_SOLVER = "${previous_solver:${paths.checkpoints},${iteration},${base_model}}"

@@ -11,8 +11,8 @@ from drzero.ops.notices import ALARM_KIND
 from drzero.runs.loop_folder import stages
 from drzero.runs.report.checklist import EVERY_SAMPLE, ComponentState, RunCheck
 from drzero.runs.report.figures import Tally
-from drzero.runs.report.learning import Verdict
 from drzero.runs.report.table import TrajectoryTable
+from drzero.runs.report.verdict import Verdict
 from drzero.runs.run_folder import MANIFEST, RunFolder
 
 Row = tuple[int, Mapping[str, Any]]  # its place in the table, and its cells

@@ -11,9 +11,9 @@ from drzero.ops.records import Record, read_json_lines, read_object
 from drzero.runs.loop_folder import StageState, stages
 from drzero.runs.report.charts import Chart, scores_chart
 from drzero.runs.report.figures import hops
-from drzero.runs.report.learning import Verdict, evaluated, judged, records
 from drzero.runs.report.machine import usd_per_hour
 from drzero.runs.report.trajectories import RejectLine
+from drzero.runs.report.verdict import Verdict, evaluated, judged, records
 from drzero.runs.run_folder import NotARun, RunFolder
 from drzero.stages.evaluate.changes import loop_changes
 from drzero.stages.result import REPORT

@@ -28,11 +28,11 @@ from drzero.runs.report.answers import asked, counted, next_step, troubles
 from drzero.runs.report.charts import Chart, metric_lines, page_spec, training_charts
 from drzero.runs.report.checklist import ComponentState, RunCheck, component_states, training_checks
 from drzero.runs.report.figures import Tally
-from drzero.runs.report.learning import verdict
 from drzero.runs.report.machine import cost_of, machine_of
 from drzero.runs.report.table import PACK_SIZE, TrajectoryTable
 from drzero.runs.report.text import FOLDER, TEMPLATES, visible
 from drzero.runs.report.trajectories import count_lines, read_trajectories, trajectory_files
+from drzero.runs.report.verdict import verdict
 from drzero.runs.report.warm_start import demonstrations, left_out, measured
 from drzero.runs.run_folder import MANIFEST, RunFolder
 from drzero.stages.examples import read_examples

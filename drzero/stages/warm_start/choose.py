@@ -20,7 +20,7 @@ from drzero.preflight.demonstrations import Source
 from verl_ext.method.chat import opened_thinking
 from verl_ext.method.demonstration import Example, encode, messages_of
 from verl_ext.method.prompts import Message, challenger_messages, solver_messages
-from verl_ext.method.tool_calls import parse_tool_calls
+from verl_ext.method.search_calls import parse_tool_calls
 from verl_ext.method.trajectory import Trajectory
 
 ROLES = ("challenger", "solver")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.method.tool_calls import (
+from verl_ext.method.search_calls import (
     MAX_QUERIES_PER_CALL,
     MAX_QUERY_CHARS,
     SEARCH_TOOL_SCHEMA,
