@@ -40,7 +40,7 @@ FASTER = (
     (f"{_ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation", True),
     (CHECKPOINTING, False),
 )
-"""Settings that cost memory and save time, the most worthwhile first."""
+"""Settings that make an update faster, the most worthwhile first. All but the first cost memory."""
 _CERTAIN = ("weights", "gradients", "Adam")  # items that do not depend on sequence length
 _OF_SEQUENCES = ("kept inputs", "one layer", "activations", "logits", "head", "mask")
 """The actor's items that depend on it."""
