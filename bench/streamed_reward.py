@@ -11,7 +11,6 @@ is left out.
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu import arguments, device_name, drzero, prepare
-from drzero.ops.records import RunRecords, read_json_lines
+from drzero.ops.records import RunRecords, append_json_lines, read_json_lines
 from verl_ext import rewards
 
 STREAMED, BARRIER = "streamed", "barrier"
@@ -59,9 +58,14 @@ async def challenger_score(*args: Any, **named: Any) -> dict[str, Any]:
         await asyncio.sleep(_EVERY_S)
     begun = time.time()
     score = await rewards.challenger_score(*args, **named)
-    line = {"step": step, "done": done, "begun": begun, "ended": time.time()}
-    with (folder / f"rewards-{os.getpid()}.jsonl").open("a") as file:
-        file.write(json.dumps(line | {"tokens": score["attempt_tokens"]}) + "\n")
+    line = {
+        "step": step,
+        "done": done,
+        "begun": begun,
+        "ended": time.time(),
+        "tokens": score["attempt_tokens"],
+    }
+    append_json_lines(folder / f"rewards-{os.getpid()}.jsonl", line)
     return score
 
 

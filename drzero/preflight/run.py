@@ -281,9 +281,9 @@ def require(config: DictConfig, stage: str) -> None:
             say("preflight", f"{finding.severity}: {finding}")
     if report.ledger and report.ledger.capacity_gib:
         left = f"{report.ledger.margin_gib:.1f} of {report.ledger.capacity_gib:.1f} GiB"
-        free = report.machine.free_gib if report.machine else None
-        of = " of host memory" if report.machine and report.machine.gpu else ""
-        now = "" if free is None else f"; {free:.1f} GiB{of} are free now"
+        machine, now = report.machine, ""
+        if machine and machine.free_gib is not None:
+            now = f"; {machine.free_gib:.1f} GiB{' of host memory' if machine.gpu else ''} are free now"
         say("preflight", f"memory: {left} left in the worst phase ({report.ledger.worst}){now}")
     if report.estimate:
         say("preflight", f"time: {report.estimate}")

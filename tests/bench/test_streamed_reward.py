@@ -1,4 +1,4 @@
-"""bench/streamed_reward.py: its barrier holds every other step's rewards; its ratio is that of the times."""
+"""bench/streamed_reward.py: its barrier holds every other step's rewards, and it compares the times."""
 
 import asyncio
 import json

@@ -247,30 +247,32 @@ def test_adams_step_needs_another_copy_unless_it_is_fused(published):
 
 
 @pytest.mark.parametrize(
-    ("shape", "tokens", "recomputed", "others", "measured"),
+    ("shape", "tokens", "recomputed", "fused_adam", "others", "measured"),
     [
-        ("smollm2-135m", 15_126, True, {}, 3.30),
-        ("smollm2-135m", 15_126, True, {"override_config": {"attn_implementation": "sdpa"}}, 3.81),
-        ("smollm2-135m", 15_126, False, {}, 13.32),
-        ("smollm2-135m", 30_251, False, {}, 23.25),
-        ("qwen2.5-3b-instruct", 15_561, True, {}, 57.55),
-        ("qwen2.5-3b-instruct", 4_000, False, {}, 66.90),
-        # With Adam fused, on an H200.
-        ("qwen2.5-3b-instruct", 11_136, True, {"fused": True}, 51.18),
-        ("qwen2.5-3b-instruct", 11_136, True, {"fused": True, "use_liger": True}, 51.10),
-        ("qwen2.5-3b-instruct", 6_681, False, {"fused": True}, 79.88),
-        ("qwen2.5-3b-instruct", 11_136, False, {"fused": True}, 99.46),
-        ("qwen2.5-3b-instruct", 11_136, False, {"fused": True, "use_liger": True}, 84.69),
+        ("smollm2-135m", 15_126, True, False, {}, 3.30),
+        ("smollm2-135m", 15_126, True, False, {"override_config": {"attn_implementation": "sdpa"}}, 3.81),
+        ("smollm2-135m", 15_126, False, False, {}, 13.32),
+        ("smollm2-135m", 30_251, False, False, {}, 23.25),
+        ("qwen2.5-3b-instruct", 15_561, True, False, {}, 57.55),
+        ("qwen2.5-3b-instruct", 4_000, False, False, {}, 66.90),
+        # On an H200.
+        ("qwen2.5-3b-instruct", 11_136, True, True, {}, 51.18),
+        ("qwen2.5-3b-instruct", 11_136, True, True, {"use_liger": True}, 51.10),
+        ("qwen2.5-3b-instruct", 6_681, False, True, {}, 79.88),
+        ("qwen2.5-3b-instruct", 11_136, False, True, {}, 99.46),
+        ("qwen2.5-3b-instruct", 11_136, False, True, {"use_liger": True}, 84.69),
     ],
 )
-def test_the_update_takes_what_was_measured_within_a_tenth(shape, tokens, recomputed, others, measured):
+def test_the_update_takes_what_was_measured_within_a_tenth(
+    shape, tokens, recomputed, fused_adam, others, measured
+):
     """The peaks in docs/gpu.md, with the tokens that a micro-batch really had."""
     config = resolve(compose_plain("solver", ["hardware=single_gpu", "model=qwen2.5-3b"]))
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     actor.ppo_max_token_len_per_gpu, model.enable_gradient_checkpointing = tokens, recomputed
     actor.fsdp_config.offload_policy = False
-    actor.optim.override_optimizer_config = {"fused": others.get("fused", False)}
-    model.update({key: value for key, value in others.items() if key != "fused"})
+    actor.optim.override_optimizer_config = {"fused": fused_adam}
+    model.update(others)
     one = Machine(True, False, GPUS["H100"], 1, 1, None)
     phases = training_ledger(config, one, KNOWN[shape], KNOWN[shape]).phases
     sums = [sum(gib for name, gib in items.items() if name.startswith("actor")) for items in phases.values()]
