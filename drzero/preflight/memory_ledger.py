@@ -412,11 +412,32 @@ def resident_state(state: dict[str, float], fsdp: DictConfig) -> dict[str, float
 
 
 def offloaded_gib(config: DictConfig, shape: ModelShape) -> float:
-    """GiB that all GPUs offload to host memory, with gradients under an offload policy."""
+    """GiB of host memory for what all GPUs offload, with gradients under an offload policy.
+
+    All of it is pinned, but for the Adam states under an offload policy, which the processor makes.
+    """
     fsdp, state = config.actor_rollout_ref.actor.fsdp_config, actor_state(config, shape, 1)
-    if not fsdp.offload_policy:
-        state.pop("actor: gradients")
-    return sum(state.values()) - sum(resident_state(state, fsdp).values())
+    resident = resident_state(state, fsdp)
+    away = {name: gib for name, gib in state.items() if name not in resident}
+    if fsdp.offload_policy:
+        unpinned = away.pop("actor: Adam")
+    else:
+        unpinned = 0.0
+        del away["actor: gradients"]
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    return unpinned + sum(away.values()) * pinned_ratio(shape, ranks)
+
+
+def pinned_ratio(shape: ModelShape, ranks: int) -> float:
+    """Pinned bytes for a byte of the model's state.
+
+    FSDP2 gives each rank a piece of each matrix, and PyTorch rounds the pinned memory of each piece up to a
+    power of two (torch.cuda.memory.host_memory_stats). Biases and norms are left out.
+    """
+    heads = [shape.vocabulary * shape.hidden] * (1 if shape.tied else 2)
+    pieces = [4 * inputs * outputs // ranks for inputs, outputs in shape.linear * shape.layers]
+    pieces += [4 * weights // ranks for weights in heads]
+    return sum(1 << (size - 1).bit_length() for size in pieces) / sum(pieces)
 
 
 def weights_backup_gib(config: DictConfig, shape: ModelShape, gpus: int) -> float:
