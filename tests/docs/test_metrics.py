@@ -12,7 +12,7 @@ from typing import Any, get_args
 import pytest
 from prometheus_client import CollectorRegistry
 
-from drzero.recipe.metrics import ALARMS, COLUMNS, read_metrics
+from drzero.recipe.metrics import ALARMS, read_metrics
 from search.serving.metrics import Metrics
 from verl_ext.engine.api_server import EngineCollector
 from verl_ext.method.challenger_reward import IntegrityFault
@@ -23,9 +23,7 @@ from verl_ext.trainer.step_rows import StepRow
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
-OURS = [
-    name for name in SECTIONS if name not in ("To look at first", "Of veRL", "Of the services", "Columns")
-]
+OURS = [name for name in SECTIONS if name not in ("To look at first", "Of veRL", "Of the services")]
 PREFIX = "drzero/"
 
 
@@ -106,16 +104,6 @@ def test_every_alarm_and_every_missing_part_of_a_pair_has_its_line():
     alarms = collapse._alarms(full, {"response_tokens": 1.0, "difficulty": 1.0})
     assert {f"`{alarm.name}`" in SECTIONS["Signs of collapse"] for alarm in alarms} == {True}
     assert {f"questions/{fault}" for fault in get_args(IntegrityFault)} <= set(DOCUMENTED)
-
-
-def test_the_columns_are_those_of_the_summary():
-    lists = dict(item.split(":", 1) for item in " ".join(SECTIONS["Columns"].split()).split(" - ")[1:])
-    shown = {stage: re.findall(r"`([^`]+)` \(([^)]+)\)", text) for stage, text in lists.items()}
-    stages = {"hrpo": ("challenger", "all"), "grpo": ("solver", "all"), "environment": ("environment", "all")}
-    for method, columns in COLUMNS.items():
-        own = {name: key for stage in stages[method] for key, name in shown[stage]}
-        expected = {name.replace("\n", " "): key.removeprefix(PREFIX) for name, key in columns.items()}
-        assert own == expected
 
 
 def test_the_services_metrics_are_those_of_the_services():
