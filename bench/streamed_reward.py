@@ -121,9 +121,11 @@ def main() -> int:
     parser.add_argument("--set", action="append", help="one more override; repeatable")
     args = parser.parse_args()
     work = args.work.resolve()
+    folder = work / "arrivals"
+    if folder.exists():
+        parser.error(f"{work} has a run already: name another folder by --work")
     if not (work / "corpus").exists():
         prepare(work)
-    folder = work / "arrivals"
     folder.mkdir()
     os.environ |= {FOLDER: str(folder), ROWS: str(args.rows)}
     more = [
