@@ -12,10 +12,6 @@ from drzero.ops.text import LOOPBACK
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 
 
-class ProxyUnusable(UserError):
-    """A variable with which no HTTP client can be made. The message names it, without a password."""
-
-
 def spare_loopback(*hosts: str) -> None:
     """Add this machine's names and `hosts` to `no_proxy`, for libraries and child processes."""
     known = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
@@ -27,7 +23,7 @@ def spare_loopback(*hosts: str) -> None:
 
 
 def check_proxies() -> None:
-    """Raise ProxyUnusable for a variable that fails HTTP clients as they are made."""
+    """Raise a UserError for a variable that fails HTTP clients as they are made."""
     for name in sorted(os.environ):
         if name.lower() in _PROXIES and (value := os.environ[name].strip()):
             with _named(name, value, "no proxy's address. Write http://HOST:PORT"):
@@ -64,6 +60,6 @@ def _named(name: str, value: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         message = f"{name} ({shown}) is a SOCKS proxy, which needs the package socksio: install it"
-        raise ProxyUnusable(f"{message}, or unset the variable") from error
+        raise UserError(f"{message}, or unset the variable") from error
     except (ValueError, OSError, InvalidURL) as error:
-        raise ProxyUnusable(f"{name} ({shown}) is {what}, or unset the variable") from error
+        raise UserError(f"{name} ({shown}) is {what}, or unset the variable") from error

@@ -48,12 +48,12 @@ SampleLine = shape(
     **{"state": str, **dict.fromkeys(("cpu_share", "rss_mb", "load"), float)},
     **dict.fromkeys(("gpu_mb", "memory_free_mb", "disk_free_gb"), float | None),
 )
-_SAMPLES = ("accepted", "invalid", "failed", "stale", "filtered", "in_flight", "lost")
+SAMPLE_ENDS = ("accepted", "invalid", "failed", "stale", "filtered", "in_flight", "lost")
 FlowLine = shape(
     {
         "time": Time,
         "points": dict[str, dict[str, float | str | None]],
-        "samples": shape({"asked": float, "produced": float}, **dict.fromkeys(_SAMPLES, float)) | None,
+        "samples": shape({"asked": float, "produced": float}, **dict.fromkeys(SAMPLE_ENDS, float)) | None,
         "waiting": shape({"point": str, "have": float, "want": float, "since_s": float}) | None,
         "warmup": bool,
         "symptoms": list[shape({"check": str, "point": str, "text": str})],  # type: ignore[misc]

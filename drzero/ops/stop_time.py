@@ -24,12 +24,8 @@ FIRST_SAVE_S = 120.0  # assumed duration of a save until one has been timed
 CLOSING_S = 30.0  # kept after the last save so that Ray and the services can shut down
 
 
-class BadStopTime(UserError):
-    """The variable does not hold a time."""
-
-
 def stop_time() -> float:
-    """Unix time at which the stage must have ended. Infinite if none is set. Raises BadStopTime."""
+    """Unix time at which the stage must have ended. Infinite if none is set. Raises UserError."""
     text = os.environ.get(STOP_VARIABLE, "").strip()
     if not text:
         return math.inf
@@ -38,7 +34,7 @@ def stop_time() -> float:
     except ValueError:
         seconds = math.nan
     if not math.isfinite(seconds):
-        raise BadStopTime(
+        raise UserError(
             f"{STOP_VARIABLE}={text!r} is not a time: give Unix seconds, such as $(date -d '+2 hours' +%s), "
             "or unset it"
         )
@@ -46,7 +42,7 @@ def stop_time() -> float:
 
 
 def seconds_left() -> float:
-    """Seconds until the stop time. Negative after it, infinite without one. Raises BadStopTime."""
+    """Seconds until the stop time. Negative after it, infinite without one. Raises UserError."""
     return stop_time() - time.time()
 
 

@@ -70,10 +70,8 @@ def progress(loop: RunFolder) -> str:
     if not left:
         return ""
     if not loop.is_running:
-        begun = left[0].state != "pending"
-        return (
-            f"It ended in {left[0].name}: {count}." if begun else f"It ended before {left[0].name}: {count}."
-        )
+        place = "before" if left[0].state == "pending" else "in"
+        return f"It ended {place} {left[0].name}: {count}."
     if left[0].state == "running":
         return f"{left[0].name} has run for {left[0].seconds / 60:.1f} minutes: {count}."
     return f"{left[0].name} comes next: {count}."

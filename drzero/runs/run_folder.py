@@ -208,10 +208,8 @@ class RunFolder(RunRecords):
 
     def _loop_ending(self) -> Death:
         for name, entry in self.entries.items():
-            if entry.get("state") != "complete":
-                state = "killed" if entry.get("state") == "running" else entry.get("state")
-                if state == "pending":
-                    state = "not begun"
+            if (state := entry["state"]) != "complete":
+                state = {"running": "killed", "pending": "not begun"}.get(state, state)
                 advice = f"see evolve/logs/{name}.log, then rerun `drzero evolve`: it resumes there"
                 return Death("not finished", f"{name}: {entry.get('error') or state}", name, advice=advice)
         return Death("finished", "every stage that was begun is complete")

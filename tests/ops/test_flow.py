@@ -2,8 +2,6 @@
 
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pytest
 from fastapi.responses import PlainTextResponse
 from search_parts import wait_for
 
+from drzero.ops.console import say
 from drzero.ops.flow.monitor import FlowMonitor, FlowTimes, line
 from drzero.ops.flow.snapshot import FlowPoint, Snapshot
 from drzero.ops.flow.sources import QueueMetrics, counters_source, service_source, workers_source
@@ -29,18 +28,13 @@ def write_counters(path: Path, at: float, **changes: Any) -> None:
 
 
 @pytest.fixture
-def logged():
-    return []
-
-
-@pytest.fixture
-def monitor(tmp_path, logged):
+def monitor(tmp_path):
     return FlowMonitor(
         tmp_path / "flow.jsonl",
         [counters_source(tmp_path / "counters.json", 1000.0)],
         {"buffer": ("prompts",)},
         FlowTimes(every_s=5, log_every_s=30, floor_s=60),
-        **dict.fromkeys(("warn", "log"), lambda name, text: logged.append(text)),
+        log=say,
     )
 
 
@@ -78,7 +72,7 @@ def test_without_counts_of_this_start_nothing_is_written(tmp_path, monitor, cont
     assert monitor.poll(2002.0) is None
 
 
-def test_a_line_is_logged_periodically_and_a_symptom_at_once_and_once(tmp_path, monitor, logged):
+def test_a_line_is_logged_periodically_and_a_symptom_at_once_and_once(tmp_path, monitor, capsys):
     monitor._logged_at = 1000.0
     for number in range(1, 13):
         at = 1000.0 + 5 * number
@@ -86,14 +80,10 @@ def test_a_line_is_logged_periodically_and_a_symptom_at_once_and_once(tmp_path, 
         points = {"prompts": COUNTERS["points"]["prompts"] | {"errors": errors}}
         write_counters(tmp_path / "counters.json", at, points=points)
         monitor.poll(at)
-    assert [text.split(":")[0] for text in logged] == [
-        "errors, prompts",
-        "step 3",
-        "errors, prompts",
-        "step 3",
-    ]
-    assert logged[0].startswith("errors, prompts: 1 more have failed, 1 in all")
-    assert logged[2] == "errors, prompts: over"
+    found, first, over, last = capsys.readouterr().out.splitlines()
+    assert found.startswith("[flow] errors, prompts: 1 more have failed, 1 in all")
+    assert over == "[flow] errors, prompts: over"
+    assert first.startswith("[flow] step 3: ") and last.startswith("[flow] step 3: ")
     assert [symptom.check for symptom in monitor.symptoms] == ["errors"]
 
 
@@ -110,16 +100,6 @@ def test_the_teardown_after_the_end_is_not_written(tmp_path, monitor):
     assert [record["ended"] for record in records(tmp_path)] == [True]
 
 
-def test_the_thread_polls_until_the_end(tmp_path):
-    now = time.time()
-    write_counters(tmp_path / "counters.json", now)
-    sources = [counters_source(tmp_path / "counters.json", now)]
-    with FlowMonitor(tmp_path / "flow.jsonl", sources, {}, FlowTimes(every_s=0.05)) as monitor:
-        wait_for(lambda: monitor.last is not None, 20)
-    assert records(tmp_path)
-    assert not monitor.is_alive()
-
-
 # Sources ---------------------------------------------------------------------------------------------
 
 
@@ -129,8 +109,8 @@ def worker_file(folder: Path, pid: int, at: float, **fields: Any) -> None:
     (folder / f"{pid}.json").write_text(json.dumps(record | fields))
 
 
-def test_a_poll_that_fails_is_logged_once_and_polling_continues(tmp_path):
-    polls, logged = [], []
+def test_a_poll_that_fails_is_logged_once_and_polling_continues_until_the_end(tmp_path, capsys):
+    polls = []
 
     def source(now: float) -> Snapshot:
         polls.append(now)
@@ -138,10 +118,10 @@ def test_a_poll_that_fails_is_logged_once_and_polling_continues(tmp_path):
             raise ValueError("nonsense")
         return Snapshot(time=now, points={"prompts": FlowPoint(depth=1)})
 
-    log: Callable[[str, str], None] = lambda name, text: logged.append(text)  # noqa: E731
-    with FlowMonitor(tmp_path / "flow.jsonl", [source], {}, FlowTimes(every_s=0.05), warn=log) as monitor:
+    with FlowMonitor(tmp_path / "flow.jsonl", [source], {}, FlowTimes(every_s=0.05)) as monitor:
         wait_for(lambda: monitor.last is not None, 20)
-    assert [text for text in logged if "nonsense" in text] == ["cannot read the flow: ValueError('nonsense')"]
+    assert capsys.readouterr().out == "[flow] cannot read the flow: ValueError('nonsense')\n"
+    assert records(tmp_path) and not monitor.is_alive()
 
 
 def test_calls_in_flight_are_summed_over_the_workers_with_the_age_of_the_oldest(tmp_path):
@@ -171,10 +151,7 @@ def test_a_services_queue_is_read_from_its_metrics(start_peer):
     taken = service_source("queue", f"{peer.url}/metrics", metrics)(50.0)
     assert taken is not None
     assert taken.points["queue"] == FlowPoint(depth=4, came=21, out=15, dropped=2, at=50.0)
-
-
-def test_a_service_that_does_not_answer_is_ignored():
-    assert service_source("queue", "http://127.0.0.1:9/metrics", QueueMetrics(depth="q"))(50.0) is None
+    assert service_source("queue", "http://127.0.0.1:9/metrics", metrics)(50.0) is None  # it does not answer
 
 
 # The line ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -37,29 +37,18 @@ def waits(since_s: float = 100, have: float = 3, want: float = 8) -> Waiting:
     return Waiting("buffer", have, want, since_s)
 
 
-@dataclass(frozen=True)
-class Found:
-    name: str
-    point: str
-    text: str
-
-
-def found_in(*snapshots: Snapshot, phase: str = "", phase_limit_s: float = 0.0) -> list[Found]:
-    """Return the stall, then the symptoms, in the last of several consecutive snapshots."""
+def found_in(*snapshots: Snapshot, phase: str = "", phase_limit_s: float = 0.0) -> dict[tuple[str, str], str]:
+    """The stall, then the symptoms, in the last of consecutive snapshots: the text by kind and place."""
     before = snapshots[0]
-    found: list[Found] = []
+    found: dict[tuple[str, str], str] = {}
     for taken in snapshots[1:]:
         now = follow(before, taken)
         stall = flow_stall(now, WAITS_ON, PATIENCE, phase, phase_limit_s)
-        found = [Found(stall.kind, stall.where, stall.text)] if stall else []
+        found = {(stall.kind, stall.where): stall.text} if stall else {}
         symptoms = find_symptoms(before, now, WAITS_ON, PATIENCE.floor_s)
-        found += [Found(symptom.check, symptom.point, symptom.text) for symptom in symptoms]
+        found |= {(symptom.check, symptom.point): symptom.text for symptom in symptoms}
         before = now
     return found
-
-
-def named(found: list[Found]) -> list[tuple[str, str]]:
-    return [(one.name, one.point) for one in found]
 
 
 def still(seconds: float, **fields: Any) -> list[Snapshot]:
@@ -75,9 +64,10 @@ def still(seconds: float, **fields: Any) -> list[Snapshot]:
 def test_a_search_that_holds_everything_up_is_named_and_not_the_rollout_that_waits_for_it():
     held = {"prompts": point(5), "rollout": point(4), "search": point(4, oldest_age_s=80.0)}
     found = found_in(*still(80, wanted=waits(), **held))
-    assert named(found) == [("starved", "search")]
-    assert "3 of 8 are there after 80 s" in found[0].text
-    assert "search holds 4, the oldest for 80 s and has finished nothing for 80 s" in found[0].text
+    assert list(found) == [("starved", "search")]
+    assert "3 of 8 are there after 80 s" in found["starved", "search"]
+    said = "search holds 4, the oldest for 80 s and has finished nothing for 80 s"
+    assert said in found["starved", "search"]
 
 
 OLDER = {"search": point(1, oldest_age_s=5.0), "generation": point(3, oldest_age_s=70.0)}
@@ -107,33 +97,30 @@ OLDER = {"search": point(1, oldest_age_s=5.0), "generation": point(3, oldest_age
     ],
 )
 def test_what_stands_still_is_a_stall_if_somebody_waits_too_long(series, expected):
-    assert named(found_in(*series)) == ([expected] if expected else [])
+    assert list(found_in(*series)) == ([expected] if expected else [])
 
 
 def test_a_slow_rollout_whose_tokens_still_come_is_no_stall():
     series = [
-        snapshot(
-            20.0 * number, waits(20.0 * number), rollout=point(4), generation=point(4, work=100 + number)
-        )
-        for number in range(20)
+        snapshot(20.0 * n, waits(20.0 * n), rollout=point(4), generation=point(4, work=100 + n))
+        for n in range(20)
     ]
-    assert found_in(*series) == []
+    assert not found_in(*series)
 
 
 def test_a_point_that_is_usually_slow_gets_twice_what_is_usual():
     moves = [snapshot(20.0 * n, waits(20.0 * n), search=point(4)) for n in range(7)]
     moves.append(snapshot(140, waits(140), search=point(4, out=11)))
     later = [snapshot(140 + 20.0 * n, waits(300), search=point(4, out=11)) for n in range(1, 12)]
-    assert found_in(*moves, *later) == []
-    assert named(found_in(*moves, *later, snapshot(400, waits(400), search=point(4, out=11)))) == [
-        ("starved", "search")
-    ]
+    assert not found_in(*moves, *later)
+    last = snapshot(400, waits(400), search=point(4, out=11))
+    assert list(found_in(*moves, *later, last)) == [("starved", "search")]
 
 
 def test_counts_that_are_not_rewritten_are_a_fault_of_the_trainer_and_no_stillness():
     series = still(100, wanted=waits(), search=point(4))
     frozen = [replace(taken, points=series[0].points, silent_s=taken.time) for taken in series]
-    assert named(found_in(*frozen)) == [("no counts", "trainer")]
+    assert list(found_in(*frozen)) == [("no counts", "trainer")]
 
 
 # Warm-up ---------------------------------------------------------------------------------------------
@@ -142,9 +129,9 @@ def test_counts_that_are_not_rewritten_are_a_fault_of_the_trainer_and_no_stillne
 def test_a_warm_up_that_loses_what_it_gets_names_the_point_that_drops():
     before = snapshot(80, waits(80), warmup=True, buffer=point(3, role="queue"))
     now = snapshot(100, waits(100), warmup=True, buffer=point(3, dropped=5, role="queue"))
-    assert ("warm-up stalled", "buffer") in named(found_in(before, now))
+    assert ("warm-up stalled", "buffer") in found_in(before, now)
     fills = snapshot(100, waits(100, have=4), warmup=True, buffer=point(4, dropped=5, role="queue"))
-    assert ("warm-up stalled", "buffer") not in named(found_in(before, fills))
+    assert ("warm-up stalled", "buffer") not in found_in(before, fills)
 
 
 # One set of limits for phases and queues ---------------------------------------------------------------
@@ -162,11 +149,9 @@ def test_a_limit_set_for_the_phase_holds_for_what_the_trainer_waits_for():
 
 
 def test_a_trainer_that_is_busy_in_a_phase_has_the_limit_of_that_phase():
-    series = still(280, buffer=point(20, role="queue"))
-    assert found_in(*series, phase="update", phase_limit_s=300) == []
-    assert named(
-        found_in(*still(300, buffer=point(20, role="queue")), phase="update", phase_limit_s=300)
-    ) == [("not drained", "buffer")]
+    for seconds, found in ((280, []), (300, [("not drained", "buffer")])):
+        series = still(seconds, buffer=point(20, role="queue"))
+        assert list(found_in(*series, phase="update", phase_limit_s=300)) == found
 
 
 def test_the_far_end_is_behind_every_point_that_waits_on_it():
@@ -181,15 +166,12 @@ def test_the_far_end_is_behind_every_point_that_waits_on_it():
 
 def test_a_queue_that_nobody_takes_from_is_named():
     found = found_in(*still(80, buffer=point(20, role="queue")))
-    assert named(found) == [("not drained", "buffer")]
-    assert "holds 20 and nothing has left it for 80 s" in found[0].text
+    assert list(found) == [("not drained", "buffer")]
+    assert "holds 20 and nothing has left it for 80 s" in found["not drained", "buffer"]
 
 
 def test_time_in_which_the_machine_was_suspended_is_not_stillness():
-    before, after = (
-        snapshot(0, buffer=point(20, role="queue")),
-        snapshot(3600, buffer=point(20, role="queue")),
-    )
+    before, after = (snapshot(at, buffer=point(20, role="queue")) for at in (0, 3600))
     assert follow(before, after).points["buffer"].still_s == 3600
     assert follow(before, after, suspended=True).points["buffer"].still_s == 0
 
@@ -217,13 +199,13 @@ def test_a_buffer_may_wait_while_a_checkpoint_is_written(phase, stalls, tmp_path
 
 def test_a_buffer_that_waits_for_more_is_no_undrained_queue():
     series = still(80, wanted=waits(), buffer=point(3, role="queue"), rollout=point(2, work=1))
-    assert "not drained" not in {check for check, _ in named(found_in(*series))}
+    assert ("not drained", "buffer") not in found_in(*series)
 
 
 def test_a_long_update_between_two_batches_is_usual_after_the_first():
     first = [snapshot(20.0 * n, buffer=point(20, role="queue")) for n in range(3)]
     second = [snapshot(60 + 20.0 * n, buffer=point(20, out=18, role="queue")) for n in range(4)]
-    assert found_in(*first, *second) == []
+    assert not found_in(*first, *second)
 
 
 @pytest.mark.parametrize(
@@ -234,27 +216,25 @@ def test_a_bounded_queue_is_reported_from_four_fifths_on_unless_it_empties(befor
         return snapshot(time, TransferQueue=point(depth, capacity=10, role="store"))
 
     found = found_in(at(0, before), at(5, now))
-    assert named(found) == ([("queue near capacity", "TransferQueue")] if reported else [])
+    assert list(found) == ([("queue near capacity", "TransferQueue")] if reported else [])
 
 
 def test_errors_are_reported_when_they_grow_and_only_then():
     series = [snapshot(5.0 * n, prompts=point(errors=errors)) for n, errors in enumerate([0, 2, 2])]
-    assert named(found_in(*series[:2])) == [("errors", "prompts")]
-    assert found_in(*series) == []
+    assert list(found_in(*series[:2])) == [("errors", "prompts")]
+    assert not found_in(*series)
 
 
 @pytest.mark.parametrize(("dropped", "reported"), [(1, False), (2, False), (3, True)])
 def test_drops_are_reported_above_a_fifth_of_what_left(dropped, reported):
     before = snapshot(0, buffer=point(0, out=10, role="queue"))
     now = snapshot(5, buffer=point(0, out=18, dropped=dropped, role="queue"))
-    assert named(found_in(before, now)) == ([("samples dropped", "buffer")] if reported else [])
+    assert list(found_in(before, now)) == ([("samples dropped", "buffer")] if reported else [])
 
 
 # The sum ---------------------------------------------------------------------------------------------
 
 WHOLE = Samples(asked=40, accepted=20, invalid=1, failed=2, stale=5, filtered=2, in_flight=10)
-
-
 SHORT = replace(WHOLE, in_flight=7.0)
 
 
@@ -272,8 +252,8 @@ SHORT = replace(WHOLE, in_flight=7.0)
 def test_samples_are_lost_if_two_snapshots_miss_them(before, now, lost):
     assert WHOLE.lost == 0
     found = found_in(snapshot(0, samples=before), snapshot(5, samples=now))
-    assert named(found) == ([("samples lost", "between prompts and buffer")] if lost else [])
-    assert not lost or "is 3 fewer" in found[0].text
+    assert bool(found) == lost
+    assert not lost or "is 3 fewer" in found["samples lost", "between prompts and buffer"]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +271,7 @@ def test_samples_are_lost_if_two_snapshots_miss_them(before, now, lost):
 def test_groups_that_score_alike_are_an_alarm_from_one_batch_on_and_a_stall_from_ten(filtered, have, found):
     waiting = replace(waits(30.0, have=have), filtered=filtered)
     series = [snapshot(5.0 * n, waiting, rollout=point(4, out=10 + n)) for n in range(3)]
-    assert {name for name, _ in named(found_in(*series))} == set(found)
+    assert {name for name, _ in found_in(*series)} == set(found)
     assert flow_stall(series[-1], WAITS_ON, PATIENCE) is None or "alike" in found
 
 
@@ -307,4 +287,4 @@ def test_a_healthy_run_has_neither_stall_nor_symptom():
         )
         for n in range(60)
     ]
-    assert found_in(*series) == []
+    assert not found_in(*series)

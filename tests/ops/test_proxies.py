@@ -14,7 +14,8 @@ import requests
 from fastapi.responses import PlainTextResponse
 
 from drzero.cli import main
-from drzero.ops.proxies import ProxyUnusable, check_proxies, spare_loopback
+from drzero.ops.errors import UserError
+from drzero.ops.proxies import check_proxies, spare_loopback
 
 DEAD = "http://127.0.0.1:9"
 URL_VARIABLES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
@@ -119,7 +120,7 @@ def test_usable_proxies_pass(variables, monkeypatch):
 
 def test_an_unusable_proxy_keeps_nobody_from_reading_a_run(monkeypatch, capsys):
     monkeypatch.setenv("ALL_PROXY", "socks://h:1")
-    with pytest.raises(ProxyUnusable):
+    with pytest.raises(UserError):
         check_proxies()
     assert main(["status", "paths.checkpoints=nowhere"]) == 2
     assert "no loop has been started" in capsys.readouterr().err

@@ -9,13 +9,13 @@ from textwrap import dedent
 
 import psutil
 import pytest
-from test_services import HEALTHY, eventually, python
+from search_parts import wait_for
+from test_services import HEALTHY, command
 from test_services import service as plain_service
 
-from drzero.ops.process.child import Command
 from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.services.health import HealthCheck
-from drzero.ops.services.services import ServiceDied, ServiceGroup, ServiceHung, ServiceNotReady, ServiceSpec
+from drzero.ops.services.services import ServiceDied, ServiceGroup, ServiceHung, ServiceSpec
 from drzero.ops.supervisor import run_supervised
 
 QUICK = {"every_s": 0.2, "timeout_s": 0.5, "silent_s": 1.0}
@@ -31,12 +31,8 @@ def server(group: ServiceGroup) -> psutil.Process:
     return psutil.Process(group.services[0].pid).children()[0]
 
 
-def checked_until(group: ServiceGroup, condition: Callable[[], object]) -> bool:
-    def poll() -> object:
-        group.check()
-        return condition()
-
-    return eventually(poll)
+def checked_until(group: ServiceGroup, condition: Callable[[], object]) -> None:
+    wait_for(lambda: group.check() or condition(), 30)
 
 
 def kinds(logs: Path) -> list[str]:
@@ -47,7 +43,7 @@ def test_a_crashed_service_is_started_again_on_its_port_as_often_as_allowed(tmp_
     with ServiceGroup([service(tmp_path, restarts=1)]) as group:
         first = group.services[0]
         server(group).kill()
-        assert checked_until(group, lambda: group.services[0] is not first and group.services[0].ready_at)
+        checked_until(group, lambda: group.services[0] is not first and group.services[0].ready_at)
         assert group.services[0].probe() is None
         assert kinds(tmp_path / "logs") == ["start", "ready", "crash", "restart", "ready"]
         server(group).kill()
@@ -76,25 +72,16 @@ def test_a_service_that_crashes_while_another_is_still_waited_for_is_started_aga
         service(tmp_path, restarts=0, code="import time; time.sleep(4)\n" + dedent(HEALTHY)), name="solver"
     )
     with ServiceGroup([crashes, slow]) as group:
-        assert checked_until(group, lambda: {one.state for one in group.services} == {"healthy"})
+        checked_until(group, lambda: {one.state for one in group.services} == {"healthy"})
     events = read_json_lines(tmp_path / "logs" / EVENTS_FILE)
     assert [event["kind"] for event in events if event["component"] == "retrieval"].count("restart") == 1
-
-
-def test_a_service_that_does_not_come_up_in_time_is_written_down(tmp_path):
-    never = replace(service(tmp_path, restarts=3, code="import time; time.sleep(60)"), startup_budget_s=1)
-    with pytest.raises(ServiceNotReady, match="was not healthy within 1 s"), ServiceGroup([never]):
-        pass
-    assert kinds(tmp_path / "logs") == ["start", "hung", "stopped"]
 
 
 def test_a_stopped_service_is_hung_and_ends_the_run_where_no_restart_is_allowed(tmp_path):
     with ServiceGroup([service(tmp_path, restarts=0)]) as group:
         group.on_hung = lambda hung: f"{hung.spec.name} is stopped by a signal"
         server(group).send_signal(signal.SIGSTOP)
-        words = (
-            r"'retrieval' hangs: no sign of work for \d+ s \(no answer within 0.5 s\): .*stopped by a signal"
-        )
+        words = r"'retrieval' hangs: no sign of work for \d+ s \(no answer within 0.5 s\): .*by a signal"
         with pytest.raises(ServiceHung, match=words):
             checked_until(group, lambda: False)
 
@@ -103,7 +90,7 @@ def test_a_stopped_service_is_ended_and_started_again_where_its_policy_allows_it
     with ServiceGroup([service(tmp_path, restarts=1)]) as group:
         first, stopped = group.services[0], server(group)
         stopped.send_signal(signal.SIGSTOP)
-        assert checked_until(group, lambda: group.services[0] is not first and group.services[0].ready_at)
+        checked_until(group, lambda: group.services[0] is not first and group.services[0].ready_at)
         assert not stopped.is_running()
     assert kinds(tmp_path / "logs") == ["start", "ready", "hung", "restart", "ready", "stopped"]
 
@@ -124,11 +111,7 @@ def test_the_run_goes_on_while_a_service_is_started_again(tmp_path):
         sys.exit(2)
     """
     with ServiceGroup([spec]) as group:
-        main = Command(
-            name="trainer",
-            command=python(code, spec.health_url, server(group).pid),
-            log_path=tmp_path / "logs" / "trainer.log",
-        )
+        main = command(tmp_path / "logs", code, spec.health_url, server(group).pid, name="trainer")
         assert run_supervised(main, group) == 0
 
 
@@ -140,7 +123,7 @@ def test_a_service_that_is_busy_for_long_is_left_alone(tmp_path):
     spec = replace(spec, liveness=replace(spec.liveness, silent_s=4, busy_s=60))
     with ServiceGroup([spec]) as group:
         monitor = group.services[0].monitor
-        assert monitor and checked_until(group, lambda: monitor.health.state == "busy")
+        checked_until(group, lambda: monitor and monitor.health.state == "busy")
         end = time.monotonic() + 0.5
         while time.monotonic() < end:
             group.check()

@@ -6,14 +6,13 @@ import time
 import pytest
 
 from drzero.cli import main
-from drzero.ops.errors import OutOfTime
+from drzero.ops.errors import OutOfTime, UserError
 from drzero.ops.stop_time import (
     CLOSING_S,
     FIRST_SAVE_S,
     NOTE,
     STEP_FACTOR,
     STOP_VARIABLE,
-    BadStopTime,
     Note,
     Pace,
     drop_note,
@@ -36,7 +35,7 @@ def test_an_unset_variable_is_no_stop_time(monkeypatch, text):
 @pytest.mark.parametrize("text", ["tomorrow", "nan", "inf", "2026-01-01", "1e999"])
 def test_a_bad_stop_time_is_refused_before_anything_starts(monkeypatch, capsys, text):
     monkeypatch.setenv(STOP_VARIABLE, text)
-    with pytest.raises(BadStopTime):
+    with pytest.raises(UserError):
         stop_time()
     assert main(["challenger"]) == 2
     assert f"{STOP_VARIABLE}='{text}' is not a time: give Unix seconds" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from test_services import eventually
+from search_parts import wait_for
 
 from drzero.ops.process.tree import descendants
 
@@ -28,9 +28,9 @@ def waited(pid: int) -> float:
 
 def test_who_wants_a_cpu_that_others_use_waits_and_who_sleeps_does_not(crowd):
     one, other, asleep = crowd
-    assert eventually(lambda: waited(one) > 1 and waited(other) > 1)
+    wait_for(lambda: waited(one) > 1 and waited(other) > 1, 30)
     before = waited(one), waited(asleep)
-    assert eventually(lambda: waited(one) > before[0] + 1)
+    wait_for(lambda: waited(one) > before[0] + 1, 30)
     assert waited(asleep) - before[1] < 0.5
 
 

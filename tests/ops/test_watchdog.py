@@ -109,16 +109,11 @@ def test_a_worker_that_ended_without_a_replacement_is_a_stall(later, missing):
 def test_a_repeated_line_is_not_new(tmp_path):
     log = tmp_path / "trainer.log"
     log.write_text("of an earlier start\n")
-    lines = NewLines(log)
+    lines, warning = NewLines(log), "(autoscaler) No available node can run this"
+    logged = [(warning, True), (warning, False)]
+    logged += [(f"Loading shards: {n}/5 [00:0{n}<00:04]", True) for n in (1, 2)]
     with log.open("a") as file:
-        for second, (text, is_new) in enumerate(
-            [
-                ("(autoscaler) No available node can run this", True),
-                ("(autoscaler) No available node can run this", False),
-                ("Loading shards:  20%|## | 1/5 [00:01<00:04]", True),
-                ("Loading shards:  40%|## | 2/5 [00:02<00:03]", True),
-            ]
-        ):
+        for second, (text, is_new) in enumerate(logged):
             file.write(f"2026-05-01 10:00:{second:02d},123 {text}\r")
             file.flush()
             assert lines.have_come() == is_new
@@ -343,11 +338,8 @@ def test_the_tree_has_descendants_with_their_use(sleeper):
 
 
 def test_py_spys_json_becomes_frames():
-    record = {
-        "thread_name": "MainThread",
-        "active": True,
-        "frames": [{"name": "f", "filename": "/x/a.py", "short_filename": "a.py", "line": 3}],
-    }
+    frame = {"name": "f", "filename": "/x/a.py", "short_filename": "a.py", "line": 3}
+    record = {"thread_name": "MainThread", "active": True, "frames": [frame]}
     [thread] = parse_dump(json.dumps([record]))
     assert (thread.name, thread.active, str(thread.frames[0])) == ("MainThread", True, "f (a.py:3)")
 
@@ -409,10 +401,8 @@ def test_kills_are_counted_from_the_cgroup(tmp_path, membership, counter):
     watch = OomWatch(tmp_path, tmp_path / "no log", tmp_path / "membership")
     assert watch.explain({1}) is None
     path.write_text("oom_kill_disable 0\noom_kill 3\n")
-    assert (
-        watch.explain({1})
-        == "the kernel has killed 1 process(es) of this cgroup for lack of memory meanwhile"
-    )
+    explained = "the kernel has killed 1 process(es) of this cgroup for lack of memory meanwhile"
+    assert watch.explain({1}) == explained
 
 
 def test_a_kill_in_the_kernels_log_is_explained_by_pid(tmp_path):
@@ -449,7 +439,6 @@ def test_a_page_has_the_last_line_of_what_others_write_about_the_run(tmp_path):
     stream.write_text('{"depth": 1}\n{"depth": 7}\n{"dep')
     assert last_line(stream) == '{"depth": 7}' and last_line(tmp_path / "none") == ""
     situation = Situation(phase="rollout", step=2, stall=Stall("phase", "rollout", "", 70, 60))
-    page = stall_report(
-        situation, diagnose(situation, Landmarks()), Landmarks(), {}, {"flow": last_line(stream)}, 1
-    )
+    diagnosis, marks = diagnose(situation, Landmarks()), Landmarks()
+    page = stall_report(situation, diagnosis, marks, {}, {"flow": last_line(stream)}, 1)
     assert '## flow\n\n```\n{"depth": 7}\n```' in page

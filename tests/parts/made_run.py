@@ -6,6 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from drzero.runs.report.figures import Tally
+from drzero.runs.report.trajectories import Trajectory as PlayedTrajectory
+from drzero.runs.report.trajectories import read_trajectories
+from drzero.runs.run_folder import RunFolder
 from environments.score import Score
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.method.solver_reward import solver_reward
@@ -84,6 +88,29 @@ def episode_row(step: int, number: int = 0, *, success: bool = False) -> dict[st
     return _row(step, f"row-{step}-{number}_0_0", 0, trajectory, reward, **asked)
 
 
+def played(step: int, score: float, **more: Any) -> PlayedTrajectory:
+    """A trajectory without turns as a report reads it."""
+    known = {"source": "f", "line": 1, "key": "k", "conversation": Trajectory(())}
+    return PlayedTrajectory(step=step, score=score, **(known | more))
+
+
+def trajectories(folder: Path) -> list[PlayedTrajectory]:
+    """A run's, read from its files."""
+    return list(read_trajectories(RunFolder(folder), []))
+
+
+def added_up(found: Iterable[PlayedTrajectory]) -> Tally:
+    tally = Tally()
+    for trajectory in found:
+        tally.add(trajectory)
+    return tally
+
+
+def tally_of(folder: Path) -> Tally:
+    """A run's trajectories added up."""
+    return added_up(trajectories(folder))
+
+
 def lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
@@ -123,22 +150,15 @@ def challenger_run(folder: Path, steps: int = 3, rows: int = 4) -> Path:
     for step in range(1, steps + 1):
         dump = [challenger_row(step, number, hop=1 + number % 3, k=number % 6) for number in range(rows)]
         lines(folder / "dumps" / f"step_{step:04d}.jsonl", dump)
-    metrics = {
-        "drzero/collapse/entropy": 0.3,
-        "drzero/failures/share": 0.0,
-        "drzero/rollout/token_drift_rate": 0.0,
-    }
-    lines(
-        folder / "metrics" / "attempt_001.jsonl",
-        [
-            {"step": step, "data": {**metrics, "training/global_step": step, "timing_s/step": 100.0}}
-            for step in range(1, steps + 1)
-        ],
-    )
-    lines(
-        folder / "samples.jsonl",
-        [_usage(seconds, name) for seconds in (30, 60) for name in ("retrieval", "host")],
-    )
+    metrics = {"drzero/collapse/entropy": 0.3, "drzero/failures/share": 0.0}
+    metrics["drzero/rollout/token_drift_rate"] = 0.0
+    logged = [
+        {"step": step, "data": {**metrics, "training/global_step": step, "timing_s/step": 100.0}}
+        for step in range(1, steps + 1)
+    ]
+    lines(folder / "metrics" / "attempt_001.jsonl", logged)
+    usage = [_usage(seconds, name) for seconds in (30, 60) for name in ("retrieval", "host")]
+    lines(folder / "samples.jsonl", usage)
     lines(folder / "flow.jsonl", [_snapshot(seconds) for seconds in (30, 130, 230)])
     (folder / "result.json").write_text(json.dumps({"outputs": {}, "tokens": 1234, "figures": {}}))
     return folder
@@ -184,13 +204,8 @@ def loop_run(checkpoints: Path) -> Path:
     """A loop of one iteration whose solver has failed, next to its stages' folders."""
     challenger_run(checkpoints / "challenger_iter1")
     for name, right in (("evaluate_iter0", 10), ("evaluate_iter1", 20)):
-        score = {
-            "n": 40,
-            "em": right / 40,
-            "em_low": right / 40 - 0.1,
-            "em_high": right / 40 + 0.1,
-            "f1": 0.5,
-        }
+        em = right / 40
+        score = {"n": 40, "em": em, "em_low": em - 0.1, "em_high": em + 0.1, "f1": 0.5}
         report = {"benchmarks": {"demo_1hop": {**score, "searches": 1.0, "failed": 0}}, "averages": {}}
         given = ("Vizmam", "Porlal", "Porlal") if right == 20 else ("Vizmam", "Vizmam", "Vizmam")
         lines(checkpoints / name / "answers.jsonl", [{"identity": {}}, *map(_answer_row, range(3), given)])
@@ -198,40 +213,18 @@ def loop_run(checkpoints: Path) -> Path:
     synthesis = checkpoints / "synthesize_iter1"
     sample = {"prompt_index": 5, "sample": 0, "trajectory": conversation("Who is it?", "her").to_dict()}
     lines(synthesis / "samples.jsonl", [{"identity": {}}, sample])
-    refused = {
-        "sample": 0,
-        "question": "Who is it?",
-        "answer": "her",
-        "reasons": ["evidence: her is in no text"],
-    }
-    lines(
-        synthesis / "rejects.jsonl",
-        [
-            {
-                "prompt_index": 5,
-                "hop": 2,
-                "doc_id": "x",
-                "samples": [refused],
-                "reason": "every sample was refused",
-            }
-        ],
-    )
-    gates = {
-        "evidence": {"judged": 1, "refused": 1},
-        "contamination": {"judged": 0, "refused": 0, "note": "no file"},
-    }
+    refused = {"sample": 0, "question": "Who is it?", "answer": "her"}
+    refused["reasons"] = ["evidence: her is in no text"]
+    prompt = {"prompt_index": 5, "hop": 2, "doc_id": "x", "reason": "every sample was refused"}
+    lines(synthesis / "rejects.jsonl", [prompt | {"samples": [refused]}])
+    none = {"judged": 0, "refused": 0, "note": "no file"}
+    gates = {"evidence": {"judged": 1, "refused": 1}, "contamination": none}
     per_hop = {"2": {"prompts": 1, "accepted": 0, "rejected": 1}}
     (synthesis / "report.json").write_text(json.dumps({"gates": gates, "per_hop": per_hop}))
-    stages = {
-        name: {
-            "state": "complete",
-            "seconds": 60.0,
-            "tokens": 10,
-            "figures": {"reward": 0.5},
-            "versions": {"verl": "0.9.1"},
-        }
-        for name in ("evaluate_iter0", "challenger_iter1", "synthesize_iter1", "evaluate_iter1")
-    }
+    complete = {"state": "complete", "seconds": 60.0, "tokens": 10}
+    complete |= {"figures": {"reward": 0.5}, "versions": {"verl": "0.9.1"}}
+    names = ("evaluate_iter0", "challenger_iter1", "synthesize_iter1", "evaluate_iter1")
+    stages = {name: complete for name in names}
     stages["solver_iter1"] = {"state": "failed", "seconds": 5.0, "error": "drzero solver: retrieval died"}
     (checkpoints / "evolve").mkdir()
     (checkpoints / "evolve" / "manifest.json").write_text(json.dumps({"stages": stages}))
@@ -250,14 +243,9 @@ def warm_start_run(folder: Path) -> Path:
     counts = {("train", 1): 3, ("train", 2): 2, ("held_out", 2): 1}
     chosen = [(split, hop) for (split, hop), count in counts.items() for _ in range(count)]
     about = {"question": QUESTION, "answer": "Brurbul Lernin", "source": "preview"}
+    said = {"trajectory": conversation(QUESTION, "x").to_dict()}
     demonstrations = [
-        {
-            "role": role,
-            "hop": hop,
-            **about,
-            "split": split,
-            "trajectory": conversation(QUESTION, "x").to_dict(),
-        }
+        {"role": role, "hop": hop, **about, "split": split, **said}
         for split, hop in chosen
         for role in ("challenger", "solver")
     ]
@@ -271,10 +259,8 @@ def warm_start_run(folder: Path) -> Path:
     losses = [{"train/loss": 1.0}, {"val/loss": 0.9}, {"train/loss": 0.5}, {"val/loss": 0.6}]
     logged = [{"step": 1 + place // 2, "data": data} for place, data in enumerate(losses)]
     lines(folder / "metrics" / "attempt_001.jsonl", logged)
-    lines(
-        folder / "logs" / "events.jsonl",
-        [event(0, "start", "model", "starting"), event(9, "stopped", "model")],
-    )
+    events = [event(0, "start", "model", "starting"), event(9, "stopped", "model")]
+    lines(folder / "logs" / "events.jsonl", events)
     (folder / "result.json").write_text(json.dumps({"outputs": {}, "tokens": 12, "figures": {}}))
     return folder
 

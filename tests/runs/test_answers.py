@@ -8,43 +8,35 @@ import re
 from pathlib import Path
 
 import pytest
-from made_run import STARTED, challenger_row, challenger_run, conversation, event, lines, solver_row
+from made_run import (
+    STARTED,
+    added_up,
+    challenger_row,
+    challenger_run,
+    conversation,
+    event,
+    lines,
+    played,
+    solver_row,
+    tally_of,
+)
 
 from drzero.ops.process.lock import HeldLock
+from drzero.ops.records import append_json_lines
 from drzero.runs.report.answers import asked, next_step, troubles
 from drzero.runs.report.checklist import component_states, training_checks
-from drzero.runs.report.figures import Tally
 from drzero.runs.report.machine import machine_of
 from drzero.runs.report.table import TrajectoryTable
 from drzero.runs.report.text import LONGEST
-from drzero.runs.report.trajectories import Trajectory, read_trajectories
-from drzero.runs.report.verdict import shown_p, verdict
+from drzero.runs.report.verdict import verdict
 from drzero.runs.report.write import write_report
 from drzero.runs.run_folder import RunFolder
-from verl_ext.method.trajectory import Trajectory as Conversation
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e <!-- {{7*7}} [bold]x"
 
 
-def tally_of(folder):
-    tally = Tally()
-    for trajectory in read_trajectories(RunFolder(folder), []):
-        tally.add(trajectory)
-    return tally
-
-
 def judged(folder):
     return verdict(RunFolder(folder), tally_of(folder))
-
-
-def rewarded(rewards):
-    """A tally of steps with these rewards."""
-    tally = Tally()
-    for step, reward in enumerate(rewards, 1):
-        tally.add(
-            Trajectory("f", 1, "k", Conversation(()), step=step, score=reward, reward={"integrity": True})
-        )
-    return tally
 
 
 @pytest.mark.parametrize(
@@ -62,8 +54,8 @@ def rewarded(rewards):
     ],
 )
 def test_a_trend_is_claimed_only_if_the_order_of_the_steps_carries_it(tmp_path, rewards, answer, sentence):
-    folder = challenger_run(tmp_path / "run")
-    found = verdict(RunFolder(folder), rewarded(rewards))
+    steps = [played(step, reward, reward={"integrity": True}) for step, reward in enumerate(rewards, 1)]
+    found = verdict(RunFolder(challenger_run(tmp_path / "run")), added_up(steps))
     assert (found.answer, found.sentence) == (answer, sentence)
 
 
@@ -125,9 +117,8 @@ def test_a_loss_on_one_benchmark_is_told_next_to_a_gain_on_another(tmp_path):
     evaluation(tmp_path / "evaluate_iter0", {"demo_1hop": 91, "demo_2hop": 19}, -900)
     evaluation(tmp_path / "evaluate_iter1", {"demo_1hop": 60, "demo_2hop": 44}, 900)
     found = judged(run)
-    assert (
-        found.answer == "in part" and "one hop .91 → .60" in found.sentence and "two hops" in found.sentence
-    )
+    assert found.answer == "in part"
+    assert "one hop .91 → .60" in found.sentence and "two hops" in found.sentence
 
 
 def test_an_evaluation_of_an_earlier_solver_of_that_name_does_not_count(tmp_path):
@@ -135,13 +126,6 @@ def test_an_evaluation_of_an_earlier_solver_of_that_name_does_not_count(tmp_path
     evaluation(tmp_path / "evaluate_iter0", {"demo_2hop": 19}, -900)
     evaluation(tmp_path / "evaluate_iter1", {"demo_2hop": 44}, -800)
     assert "validation" in judged(run).sentence
-
-
-@pytest.mark.parametrize(
-    ("p", "shown"), [(0.0004, "p < .001"), (0.0125, "p = .013"), (0.5, "p = .5"), (1.0, "p = 1")]
-)
-def test_a_p_value_has_two_digits(p, shown):
-    assert shown_p(p) == shown
 
 
 def wrongs(folder):
@@ -154,16 +138,11 @@ def test_an_alarm_is_told_once_with_what_to_do(tmp_path):
     (alarm,) = wrongs(folder)
     assert alarm.grave and "collapse alarm [entropy]" in alarm.what
     assert alarm.advice == "the policy hardly explores any more"
-    again = event(
-        380, "alarm", "trainer", "step 3: collapse alarm [entropy]: 0.020 (limit 0.05): go back", step=3
-    )
-    with (folder / "logs" / "events.jsonl").open("a") as file:
-        file.write(json.dumps(again) + "\n")
+    said = "step 3: collapse alarm [entropy]: 0.020 (limit 0.05): go back"
+    append_json_lines(folder / "logs" / "events.jsonl", event(380, "alarm", "trainer", said, step=3))
     (alarm,) = wrongs(folder)
-    assert "(and 1 times before)" in alarm.what and alarm.advice in (
-        "go back",
-        "the policy hardly explores any more",
-    )
+    assert "(and 1 times before)" in alarm.what
+    assert alarm.advice in ("go back", "the policy hardly explores any more")
 
 
 def test_a_failed_run_says_why_and_the_command_that_resumes_it(tmp_path):
@@ -199,20 +178,14 @@ def test_the_next_command_takes_the_overrides_that_it_shares(tmp_path, command, 
 
 def test_a_stage_of_a_loop_goes_on_with_the_loop(tmp_path):
     folder = challenger_run(tmp_path / "challenger_iter1")
-    (tmp_path / "evolve").mkdir()
-    (tmp_path / "evolve" / "resolved.yaml").write_text(
-        "# command: drzero evolve loop=demo paths.checkpoints=/c\n"
-    )
-    stages = {"challenger_iter1": {"state": "complete"}, "solver_iter1": {"state": "pending"}}
-    (tmp_path / "evolve" / "manifest.json").write_text(json.dumps({"stages": stages}))
-    assert (
-        next_step(RunFolder(folder), judged(folder)).command == "drzero evolve loop=demo paths.checkpoints=/c"
-    )
-    stages["solver_iter1"]["state"] = "complete"
-    (tmp_path / "evolve" / "manifest.json").write_text(json.dumps({"stages": stages}))
-    following = next_step(RunFolder(folder), judged(folder))
-    assert following.page == "../evolve/report.html"
-    assert following.command == "drzero ask paths.checkpoints=/c"
+    loop, command = tmp_path / "evolve", "drzero evolve loop=demo paths.checkpoints=/c"
+    loop.mkdir()
+    (loop / "resolved.yaml").write_text(f"# command: {command}\n")
+    for state, following in (("pending", command), ("complete", "drzero ask paths.checkpoints=/c")):
+        stages = {"challenger_iter1": {"state": "complete"}, "solver_iter1": {"state": state}}
+        (loop / "manifest.json").write_text(json.dumps({"stages": stages}))
+        found = next_step(RunFolder(folder), judged(folder))
+        assert (found.command, found.page) == (following, "../evolve/report.html")
 
 
 GPUS = {
@@ -260,42 +233,23 @@ def test_the_first_screen_shows_hostile_text_as_text_and_each_question_opens_its
 
 
 def test_the_questions_shown_are_distinct_of_the_last_steps_and_differ_in_outcome():
+    asked_of = [(1, "old?", 1.5, 2), *[(2, "good?", 1.4, 1)] * 2, (3, "easy?", 0.5, 5), (3, "hard?", 0.4, 0)]
     table = TrajectoryTable(9)
-    asked_of = [
-        (1, "old?", 1.5, 2),
-        (2, "good?", 1.4, 1),
-        (2, "good?", 1.4, 1),
-        (3, "easy?", 0.5, 5),
-        (3, "hard?", 0.4, 0),
-    ]
-    for line, (step, question, score, k) in enumerate(asked_of, 1):
-        judged_by = {"score": score, "k": k, "n": 5}
-        table.add(
-            Trajectory(
-                "f", line, "k", Conversation(()), step=step, score=score, reward=judged_by, question=question
-            )
-        )
+    for step, question, score, k in asked_of:
+        table.add(played(step, score, reward={"score": score, "k": k, "n": 5}, question=question))
     table.finish()
-    assert [(one.question, one.row, one.reward) for one in asked(table)] == [
-        ("easy?", 3, "0.50"),
-        ("hard?", 4, "0.40"),
-        ("good?", 1, "1.40"),
-    ]
+    shown = [(one.question, one.row, one.reward) for one in asked(table)]
+    assert shown == [("easy?", 3, "0.50"), ("hard?", 4, "0.40"), ("good?", 1, "1.40")]
     assert "5 of 5 attempts gave this answer, too easy" in asked(table)[0].why
 
 
 def test_of_a_solvers_questions_one_that_it_got_wrong_is_shown():
     table = TrajectoryTable(9)
-    for line, (question, score) in enumerate(
-        [("a?", 1.0), ("a?", 0.0), ("b?", 1.0), ("b?", 0.0), ("c?", 1.0)], 1
-    ):
-        table.add(Trajectory("f", line, "k", Conversation(()), step=1, score=score, question=question))
+    for question, score in [("a?", 1.0), ("a?", 0.0), ("b?", 1.0), ("b?", 0.0), ("c?", 1.0)]:
+        table.add(played(1, score, question=question))
     table.finish()
-    assert [(one.question, one.reward) for one in asked(table)] == [
-        ("a?", "1.00"),
-        ("b?", "0.00"),
-        ("c?", "1.00"),
-    ]
+    shown = [(one.question, one.reward) for one in asked(table)]
+    assert shown == [("a?", "1.00"), ("b?", "0.00"), ("c?", "1.00")]
 
 
 def test_conversations_that_do_not_compress_are_whole_in_the_page(tmp_path):

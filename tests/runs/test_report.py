@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from made_run import (
     DOCUMENT,
     STARTED,
+    added_up,
     challenger_row,
     challenger_run,
     conversation,
@@ -29,7 +30,10 @@ from made_run import (
     event,
     lines,
     loop_run,
+    played,
     solver_row,
+    tally_of,
+    trajectories,
 )
 from omegaconf import DictConfig, OmegaConf
 from scipy import stats
@@ -42,17 +46,17 @@ from drzero.ops.errors import RunFailed, UserError
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.recipe.compose import write_resolved
-from drzero.runs.report.charts import page_spec, scores_chart, training_charts
+from drzero.runs.report.charts import Chart, page_spec, scores_chart, training_charts
 from drzero.runs.report.checklist import RunCheck, component_states, training_checks
 from drzero.runs.report.conversation import shown_turns
-from drzero.runs.report.figures import Tally, extremes, mean_interval
+from drzero.runs.report.figures import Tally, extremes
 from drzero.runs.report.inspect_log import write_log
 from drzero.runs.report.loop import changed
 from drzero.runs.report.page import embedded_json
 from drzero.runs.report.reasons import explain
 from drzero.runs.report.table import TrajectoryTable
 from drzero.runs.report.text import LONGEST, answer_pattern, highlighted, visible
-from drzero.runs.report.trajectories import Trajectory, read_trajectories
+from drzero.runs.report.trajectories import read_trajectories
 from drzero.runs.report.watch import LivePage, live_server
 from drzero.runs.report.write import reported, write_report
 from drzero.runs.run_folder import RunFolder
@@ -60,16 +64,12 @@ from drzero.stages.examples import challenger_examples
 from verl_ext.method.trajectory import SearchCall, Turn
 from verl_ext.method.trajectory import Trajectory as Conversation
 
-
-def trajectories(folder: Path) -> list[Trajectory]:
-    return list(read_trajectories(RunFolder(folder), []))
+Printed = pytest.CaptureFixture[str]
 
 
-def tally_of(folder: Path) -> Tally:
-    tally = Tally()
-    for trajectory in trajectories(folder):
-        tally.add(trajectory)
-    return tally
+def charts_of(folder: Path, tally: Tally | None = None) -> dict[str, Chart]:
+    """By name."""
+    return {chart.name: chart for chart in training_charts(RunFolder(folder), tally or tally_of(folder))}
 
 
 def answers_of(folder: Path) -> dict[str, RunCheck]:
@@ -128,7 +128,7 @@ def test_the_file_loads_nothing_and_its_policy_admits_only_its_two_scripts(run: 
 
 
 def test_every_chart_of_a_run_compiles_and_the_page_has_a_place_for_it(run: Path, page: Page) -> None:
-    charts = {chart.name: chart for chart in training_charts(RunFolder(run), tally_of(run))}
+    charts = charts_of(run)
     expected = {"reward", "valid", "searched", "solved", "entropy", "phases", "flow-rates", "cpu", "memory"}
     assert expected <= set(charts) == set(page.data["charts"])
     for chart in charts.values():
@@ -170,8 +170,7 @@ def test_an_environments_run_is_drawn_by_its_own_parts_and_solved_tasks_and_need
     tmp_path: Path,
 ) -> None:
     lines(tmp_path / "dumps" / "step_0001.jsonl", [episode_row(1), episode_row(1, 1, success=True)])
-    charts = training_charts(RunFolder(tmp_path), tally_of(tmp_path))
-    shown = {chart.name: chart.spec["data"]["values"] for chart in charts}
+    shown = {name: chart.spec["data"]["values"] for name, chart in charts_of(tmp_path).items()}
     assert {row["name"]: row["mean"] for row in shown["reward"]} == {"reward": 0.6, "greens": 0.2, "won": 0.5}
     assert [(row["name"], row["mean"]) for row in shown["tasks"]] == [("solved", 0.5)]
     assert shown.keys() == {"reward", "tasks"}
@@ -201,14 +200,9 @@ def test_a_check_without_a_record_is_left_out(small: Path) -> None:
 
 def test_a_killed_run_says_so_with_the_step_it_was_in_and_what_to_do(tmp_path: Path) -> None:
     folder = challenger_run(tmp_path / "run")
-    lines(
-        folder / "logs" / "events.jsonl",
-        [
-            event(0, "start", "retrieval"),
-            event(21, "start", "trainer", offset=0),
-            event(90, "checkpoint", "trainer", "checkpoint of step 2"),
-        ],
-    )
+    events = [event(0, "start", "retrieval"), event(21, "start", "trainer", offset=0)]
+    events.append(event(90, "checkpoint", "trainer", "checkpoint of step 2"))
+    lines(folder / "logs" / "events.jsonl", events)
     (folder / "result.json").unlink()
     dump = folder / "dumps" / "step_0003.jsonl"
     dump.write_bytes(dump.read_bytes()[:-40])  # cut in the middle of its last line
@@ -238,16 +232,12 @@ UNREAD = f"1 lines hold no trajectory that can be read: {DUMP}:1"
         (METRICS, b'"drzero/collapse/entropy"', b'"drzero/collapse/\xff"', f"1 lines, 0 values of {METRICS}"),
         (METRICS, b"0.3", b"true", f"0 lines, 1 values of {METRICS}"),
         (METRICS, b'"step": 1,', b'"step": "1",', f"1 lines, 0 values of {METRICS}"),
-        (METRICS, b'"step": 1,', b'"step": -1,', f"1 lines, 0 values of {METRICS}"),
+        (METRICS, b'"data": {', b'"data": null, "was": {', f"1 lines, 0 values of {METRICS}"),
         ("heartbeats.jsonl", b'"step": 1,', b'"step": true,', "1 lines of heartbeats.jsonl"),
         ("samples.jsonl", b"0.5", b'"half"', "1 lines of samples.jsonl"),
         ("flow.jsonl", b'"depth": 3.0', b'"depth": []', "1 lines of flow.jsonl"),
-        ("heartbeats.jsonl", b'"time": ', b'"time": 1e99, "was": ', "1 lines of heartbeats.jsonl"),
-        ("samples.jsonl", b'"time": ', b'"time": -1, "was": ', "1 lines of samples.jsonl"),
         ("logs/events.jsonl", b'"kind": "start"', b'"kind": null', "1 lines of logs/events.jsonl"),
         (DUMP, b'"score": ', b'"score": NaN, "was": ', "1 of 12 are left out"),
-        (DUMP, b'"score": ', b'"score": 1e308, "was": ', "1 of 12 are left out"),
-        (DUMP, b'"score": ', b'"score": ' + b"9" * 400 + b', "was": ', "1 of 12 are left out"),
         (DUMP, b'"score": ', b'"score": true, "was": ', UNREAD),
         (DUMP, b'"hop": 1', b'"hop": ' + b"[" * 9000, UNREAD),
         (DUMP, b'"n": 5', b'"n": 5000000000', UNREAD),
@@ -280,14 +270,6 @@ def test_what_is_no_file_among_the_dumps_is_named_and_costs_itself(tmp_path: Pat
     write_log(RunFolder(folder))
 
 
-def test_a_line_separator_in_a_document_ends_no_line(tmp_path: Path) -> None:
-    folder = challenger_run(tmp_path / "run", steps=1)
-    row = challenger_row(1, question="Who\u2028is\x85it?") | {"document": "Pendrun\x85Second line."}
-    (folder / "dumps" / "step_0001.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n")
-    assert [one.document for one in trajectories(folder)] == ["Pendrun\x85Second line."]
-    assert [one.question for one in challenger_examples(folder).accepted] == ["Who\u2028is\x85it?"]
-
-
 def test_an_empty_run_has_a_page_without_curves(tmp_path: Path) -> None:
     (tmp_path / "resolved.yaml").write_text("method: hrpo\n")
     page = page_of(tmp_path)
@@ -296,9 +278,7 @@ def test_an_empty_run_has_a_page_without_curves(tmp_path: Path) -> None:
     assert "Did it move all the time? no record" in page.text
 
 
-def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(tmp_path: Path, capsys: Printed) -> None:
     challenger_run(tmp_path / "plain" / "demo")
     for seed in (1, 2):
         loop_run(tmp_path / "seeds" / f"seed{seed}")
@@ -317,11 +297,11 @@ def test_a_folder_without_a_run_is_refused_with_the_runs_in_it(
         (["diagnose", "a\0b"], "is no folder"),
         (["report", "a", "--watch", "--port", "http"], "is no port"),
         (["export-log", "--all"], "takes one argument: the folder of a run"),
+        (["stacks"], "takes one argument: the folder of a run"),
+        (["top", "one", "two"], "takes one argument: the folder of a run"),
     ],
 )
-def test_a_wrong_command_line_is_refused(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_command_line_is_refused(arguments: list[str], message: str, capsys: Printed) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -337,28 +317,23 @@ def test_hostile_text_is_shown_and_never_acts(small: Path) -> None:
     row["doc_id"] = row["key"] = HOSTILE
     row["attempts"][0]["answer"] = HOSTILE
     lines(small / "dumps" / "step_0001.jsonl", [row])
-    lines(
-        small / "logs" / "events.jsonl",
-        [event(at, kind, HOSTILE, HOSTILE) for at, kind in ((0, "crash"), (150, "restart"), (160, "alarm"))],
-    )
+    kinds = ((0, "crash"), (150, "restart"), (160, "alarm"))
+    lines(small / "logs" / "events.jsonl", [event(at, kind, HOSTILE, HOSTILE) for at, kind in kinds])
     page = page_of(small)
     (shown,) = page.conversations
     for part in (page, Page(shown)):
         assert len(part.blocks(None)) == (2 if part is page else 0)
         assert "img" not in part.elements
         assert "</script><script>alert(1)</script>" in part.text
-        assert (
-            "␛[31mred␀" in part.text and "⟨U+202E⟩gnp.exe⟨U+2066⟩" in part.text and "{{ 7*7 }}" in part.text
-        )
+        for words in ("␛[31mred␀", "⟨U+202E⟩gnp.exe⟨U+2066⟩", "{{ 7*7 }}"):
+            assert words in part.text
     assert "⟨U+202E⟩" in page.rows[0]["question"] and "⟨U+D83D⟩" in page.rows[0]["question"]
 
 
 def test_a_megabyte_in_one_line_is_cut_in_the_page_and_whole_in_the_log(small: Path) -> None:
     long = "a" * (1 << 20)
-    lines(
-        small / "dumps" / "step_0001.jsonl",
-        [challenger_row(1, trajectory=conversation("Who?", "B", thinking=long))],
-    )
+    row = challenger_row(1, trajectory=conversation("Who?", "B", thinking=long))
+    lines(small / "dumps" / "step_0001.jsonl", [row])
     (shown,) = page_of(small).conversations
     assert "characters are left out here: see dumps/step_0001.jsonl, line 1]" in shown
     assert "a" * (LONGEST - 100) in shown and len(shown) < 4 * LONGEST
@@ -382,9 +357,8 @@ def test_highlighting_changes_no_word_of_a_text(text: str, answer: str) -> None:
 
 
 def test_the_answer_is_found_whatever_its_case_and_punctuation() -> None:
-    marked = highlighted(
-        "The mayor, Brurbul-LERNIN, is old; Brurbul Lernins is not.", answer_pattern("Brurbul Lernin")
-    )
+    said = "The mayor, Brurbul-LERNIN, is old; Brurbul Lernins is not."
+    marked = highlighted(said, answer_pattern("Brurbul Lernin"))
     assert str(marked).count("<mark>") == 1 and "<mark>Brurbul-LERNIN</mark>" in str(marked)
 
 
@@ -402,7 +376,7 @@ def test_the_answer_is_found_whatever_its_case_and_punctuation() -> None:
 )
 def test_a_turn_is_shown_in_its_tagged_stretches(text: str, pieces: list[tuple[str, str]]) -> None:
     (turn,) = shown_turns(Conversation((Turn(text),)), None, "dump")
-    assert [(piece.kind, piece.text) for piece in turn.pieces] == pieces
+    assert turn.pieces == pieces
 
 
 def test_a_trajectory_opens_with_its_turns_passages_evidence_and_attempts(page: Page) -> None:
@@ -421,51 +395,32 @@ def parts_of(row: dict[str, Any], folder: Path) -> dict[str, str]:
 
 
 NEW = "found passages with a new query"
+ATTEMPTS = "solver attempts gave this answer"
 SAID = conversation("", "Brurbul Lernin")
+SAID_TWICE = Conversation((Turn("<answer>Brurbul Lernin</answer>" * 2),))
+CUT_OFF = Conversation((replace(SAID.turns[-1], truncated=True),))
 
 
 @pytest.mark.parametrize(
     ("row", "part", "reason"),
     [
-        (
-            challenger_row(1, k=0),
-            "difficulty",
-            "0 of 5 solver attempts gave this answer: too hard, or its answer",
-        ),
-        (challenger_row(1, k=5), "difficulty", "5 of 5 solver attempts gave this answer: too easy"),
+        (challenger_row(1, k=0), "difficulty", f"0 of 5 {ATTEMPTS}: too hard, or its answer"),
+        (challenger_row(1, k=5), "difficulty", f"5 of 5 {ATTEMPTS}: too easy"),
         (challenger_row(1, hop=1), "tool", "one hop needs no search"),
         (challenger_row(1, hop=3), "tool", f"1 turn {NEW}: min((1 + 1) / 3 hops, 1)"),
         (challenger_row(1, trajectory=conversation("Who?", "B", 0)), "tool", f"0 turns {NEW}, 2 hops take 1"),
         (challenger_row(1), "answer_part", "a retrieved passage has the answer, 2 words"),
-        (
-            challenger_row(1, answer="Vizmam"),
-            "answer_part",
-            "a question of several hops, but its own document",
-        ),
+        (challenger_row(1, answer="Vizmam"), "answer_part", "a question of several hops, but its own doc"),
+        (challenger_row(1, hop=1, answer="Vizmam"), "answer_part", "its document has the answer, 1 word"),
+        (challenger_row(1, answer="Yes"), "answer_part", "yes or no"),
         (challenger_row(1, answer="Oslo"), "answer_part", "neither its document nor a retrieved passage has"),
-        (
-            challenger_row(1, question="Is Oslo Oslo?", answer="Oslo"),
-            "integrity",
-            "the question contains its",
-        ),
-        (
-            challenger_row(1, k=None),
-            "reward",
-            "counts in no statistic: fewer than 5 solver attempts finished",
-        ),
+        (challenger_row(1, question="Is Oslo Oslo?", answer="Oslo"), "integrity", "the question contains"),
+        (challenger_row(1, k=None), "reward", "counts in no statistic: fewer than 5 solver attempts"),
         (solver_row(1, SAID), "exact match", "the answer is a target, normalized “brurbul lernin”"),
         (solver_row(1, SAID, target="Oslo"), "exact match", "the answer is no target"),
         (solver_row(1, Conversation((Turn("Lernin"),))), "exact match", "the last turn gives no <answer>"),
-        (
-            solver_row(1, Conversation((Turn("<answer>Brurbul Lernin</answer>" * 2),))),
-            "exact match",
-            "the last turn gives several answers",
-        ),
-        (
-            solver_row(1, Conversation((replace(SAID.turns[-1], truncated=True),))),
-            "exact match",
-            "the last turn was cut off",
-        ),
+        (solver_row(1, SAID_TWICE), "exact match", "the last turn gives several answers"),
+        (solver_row(1, CUT_OFF), "exact match", "the last turn was cut off"),
     ],
 )
 def test_each_part_of_a_reward_has_its_reason(
@@ -496,31 +451,29 @@ def agent_row(number: int, place: int, places: dict[str, Any], **agent: Any) -> 
 def test_the_rows_of_an_agents_episode_are_one_trajectory_with_a_tree_of_calls(tmp_path: Path) -> None:
     again = {"name": "raised", "text": f"it raised ValueError: {HOSTILE}"}
     rows = [agent_row(0, 0, {"0": [0, 7]}), agent_row(0, 1, {"1": [9, 10]})]
-    rows += [
-        agent_row(1, 0, {"0": [0, 7]}, calls=rows[0]["agent"]["calls"][:1], rewards=[0.2], faults=[again])
-    ]
-    rows += [agent_row(2, 0, {"0": [0, 7]}, faults=[again, {"name": "timed_out", "text": "it did not end"}])]
+    one_call = rows[0]["agent"]["calls"][:1]
+    rows.append(agent_row(1, 0, {"0": [0, 7]}, calls=one_call, rewards=[0.2], faults=[again]))
+    late = {"name": "timed_out", "text": "it did not end"}
+    rows.append(agent_row(2, 0, {"0": [0, 7]}, faults=[again, late]))
     rows[3]["reward"] |= {"valid": False, "reason_invalid": "it did not end"}
     lines(tmp_path / "dumps" / "step_0001.jsonl", rows)
     page = page_of(tmp_path)
-    assert [row["turns"] for row in page.rows] == [2, 1, 1]
-    assert [row.get("failures", "") for row in page.rows] == [
-        "",
-        "begun again: raised",
-        "not counted: timed out, begun again: raised",
-    ]
+    failures = ["", "begun again: raised", "not counted: timed out, begun again: raised"]
+    shown = [(row["turns"], row.get("failures", "")) for row in page.rows]
+    assert shown == [*zip((2, 1, 1), failures, strict=True)]
     two, one, failed = (Page(shown) for shown in page.conversations)
     assert "2 model calls in 2 rows row 1 begins the episode: call 1 (7 tokens, reward 0.5)" in two.text
     assert "row 2 branches from call 1: call 2 (1 token, reward -0.3) trains 1 of its 8 sampled" in two.text
     assert "call 1, which another row trains" in two.text and "the sum of 2 calls" in two.text
-    assert (
-        "1 model call in one row: call 1 (7 tokens, reward 0.2)" in one.text
-        and "conversation turn 1" in one.text
-    )
+    assert "1 model call in one row: call 1 (7 tokens, reward 0.2)" in one.text
+    assert "conversation turn 1" in one.text
     assert "try 1: it raised ValueError: </script><script>" in one.text and "img" not in one.elements
     assert "trains nothing" not in two.text and "try 2" not in failed.text
     assert "Did the agent succeed at each first try? no raised 2, timed out 1" in page.text
     assert tally_of(tmp_path).means("reward")[0].n == 2
+
+
+WEIGHED = [("reward", "weight 0"), ("b", "weight 2"), ("reward", "the parts by their weights")]
 
 
 @pytest.mark.parametrize(
@@ -529,11 +482,7 @@ def test_the_rows_of_an_agents_episode_are_one_trajectory_with_a_tree_of_calls(t
         ({}, {"rewards": []}, [("reward", "as the agent returned it")]),
         ({"reward": 0.2, "f1": 0.5}, {"rewards": []}, [("f1", ""), ("reward", "as the agent returned it")]),
         ({"a": 0.1, "b": 0.3}, {"rewards": []}, [("a", ""), ("b", ""), ("reward", "the mean of the parts")]),
-        (
-            {"reward": 0.2, "b": 0.3},
-            {"rewards": [], "weights": {"b": 2.0}},
-            [("reward", "weight 0"), ("b", "weight 2"), ("reward", "the parts by their weights")],
-        ),
+        ({"reward": 0.2, "b": 0.3}, {"rewards": [], "weights": {"b": 2.0}}, WEIGHED),
         ({}, {}, [("reward", "the sum of 2 calls")]),
     ],
 )
@@ -587,18 +536,17 @@ def test_the_table_says_how_hard_a_question_proved_and_which_took_a_shortcut(row
 def test_faults_in_a_conversation_are_named() -> None:
     call = SearchCall("{", None, error="the call is not JSON")
     turns = (Turn("x", (call, SearchCall("", ("q",), None, True, "timed out")), truncated=True),)
-    trajectory = Trajectory(
-        "f", 1, "k", Conversation(turns), score=0.0, reward={"integrity_fault": "no_answer"}
-    )
+    trajectory = played(1, 0.0, reward={"integrity_fault": "no_answer"}, conversation=Conversation(turns))
     assert trajectory.failures == ["no answer", "a search failed", "an invalid call", "a turn cut off"]
 
 
-@given(st.lists(st.integers(0, 8), min_size=2, max_size=40).filter(lambda values: len(set(values)) > 1))
-def test_the_interval_of_a_mean_is_students(eighths: list[int]) -> None:
-    values = [eighth / 8 for eighth in eighths]
-    mean, low, high = mean_interval(values)
+def test_a_mean_has_students_interval_and_a_single_value_none() -> None:
+    (one,) = added_up([played(1, 0.5)]).means("reward")
+    assert (one.mean, one.low, one.high, one.n) == (0.5, None, None, 1)
+    values = [0.0, 0.5, 1.0, 1.0]
+    (some,) = added_up(played(1, value) for value in values).means("reward")
     scale = stats.tstd(values) / len(values) ** 0.5
-    assert (low, high) == pytest.approx(stats.t.interval(0.95, len(values) - 1, loc=mean, scale=scale))
+    assert (some.low, some.high) == pytest.approx(stats.t.interval(0.95, 3, loc=some.mean, scale=scale))
 
 
 @given(st.lists(st.integers(-9, 9), min_size=1, max_size=60), st.integers(2, 30))
@@ -614,19 +562,15 @@ def test_a_long_run_has_a_page_of_the_size_of_a_short_one(tmp_path: Path) -> Non
     data = {"drzero/collapse/entropy": 0.5, "training/global_step": 1}
     metrics = ({"step": s, "data": data | {"drzero/val/em": float(s == 1234)}} for s in steps)
     lines(tmp_path / "metrics" / "attempt_001.jsonl", metrics)
-    rows = (
-        {"time": 10.0 * s + a, "step": s, "phase": p} for s in steps for a, p in ((0, "rollout"), (6, "save"))
-    )
+    phases = ((0, "rollout"), (6, "save"))
+    rows = ({"time": 10.0 * s + after, "step": s, "phase": phase} for s in steps for after, phase in phases)
     lines(tmp_path / "heartbeats.jsonl", rows)
     alarms = (event(0, "alarm", "trainer", "x" * 5000, step=s) | {"time": 10.0 * s} for s in steps)
     lines(tmp_path / "logs" / "events.jsonl", alarms)
     usage = ({"time": 1.0, "component": f"worker {n}", "cpu_share": 0.5, "rss_mb": 7} for n in steps)
     lines(tmp_path / "samples.jsonl", usage)
-    judged = ({"score": 0.0, "k": s % 6, "n": 5} for s in steps)
-    tally = Tally()
-    for step, reward in zip(steps, judged, strict=True):
-        tally.add(Trajectory("f", 1, "k", Conversation(()), step=step, score=float(step), reward=reward))
-    charts = {chart.name: chart.spec for chart in training_charts(RunFolder(tmp_path), tally)}
+    tally = added_up(played(s, float(s), reward={"score": 0.0, "k": s % 6, "n": 5}) for s in steps)
+    charts = {name: chart.spec for name, chart in charts_of(tmp_path, tally).items()}
     assert {"reward", "solved", "entropy", "validation", "phases", "cpu"} <= charts.keys()
     for name, spec in charts.items():
         assert len(spec["data"]["values"]) <= (1500 if name == "solved" else 500), name
@@ -650,7 +594,7 @@ def test_a_chart_has_at_most_five_series_and_those_that_hold_most_are_shown_firs
     samples = {"asked": 1.0, "produced": 1.0}
     flow = [{"time": STARTED + s, "points": held, "samples": samples, "warmup": False} for s in (0, 60)]
     lines(tmp_path / "flow.jsonl", [record | {"waiting": None, "symptoms": []} for record in flow])
-    charts = training_charts(RunFolder(tmp_path), Tally())
+    charts = [*charts_of(tmp_path).values()]
     assert [len(series_of(chart.spec)) for chart in charts] == series
     assert [chart.folded for chart in charts] == [False] + [True] * (len(series) - 1)
     assert len(set().union(*(series_of(chart.spec) for chart in charts))) == sum(series)
@@ -660,23 +604,20 @@ def test_a_chart_has_at_most_five_series_and_those_that_hold_most_are_shown_firs
 def test_phases_beyond_five_are_drawn_as_one(tmp_path):
     beats = [{"time": 10.0 * n + n * n, "step": 1, "phase": f"phase {n}"} for n in range(1, 9)]
     lines(tmp_path / "heartbeats.jsonl", beats)
-    (chart,) = training_charts(RunFolder(tmp_path), Tally())
+    chart = charts_of(tmp_path)["phases"]
     seconds = {row["phase"]: row["seconds"] for row in chart.spec["data"]["values"]}
     assert list(seconds) == ["other", "phase 4", "phase 5", "phase 6", "phase 7"]
-    assert chart.name == "phases" and seconds["phase 7"] == 10 + 64 - 49
+    assert seconds["phase 7"] == 10 + 64 - 49
 
 
 def test_one_band_at_a_time_is_drawn_that_of_the_most_trajectories(run, page):
-    (chart,) = (chart for chart in training_charts(RunFolder(run), tally_of(run)) if chart.name == "valid")
+    chart = charts_of(run)["valid"]
     band, *_ = chart.spec["layer"][:2]
     assert band["params"][0]["value"] == [{"name": "1 hop"}]  # two of its four rows a step
     assert band["encoding"]["opacity"]["value"] == 0 and "the name that you click" in chart.about
     drawn = vegalite_to_svg({**page.data["charts"]["valid"], "width": 300})
-    assert sorted(re.findall(r'aria-roledescription="area mark".*?opacity="([\d.]+)"', drawn)) == [
-        "0",
-        "0",
-        "0.22",
-    ]
+    opacities = re.findall(r'aria-roledescription="area mark".*?opacity="([\d.]+)"', drawn)
+    assert sorted(opacities) == ["0", "0", "0.22"]
 
 
 @pytest.mark.parametrize(
@@ -684,18 +625,14 @@ def test_one_band_at_a_time_is_drawn_that_of_the_most_trajectories(run, page):
     [([0.2, 0.4], [0, 1]), ([0.9, 1.0], [0, 1]), ([0.2, 1.2], [0, 1.5]), ([-0.3, 0.1], [-0.5, 1])],
 )
 def test_runs_have_one_scale_unless_a_value_needs_more(scores, domain):
-    tally = Tally()
-    for step, score in enumerate(scores, 1):
-        tally.add(Trajectory("f", 1, "k", Conversation(()), step=step, score=score))
-    (chart, *_) = training_charts(RunFolder(Path(__file__).parents[1] / "recorded" / "demo"), tally)
+    tally = added_up(played(step, score) for step, score in enumerate(scores, 1))
+    chart = charts_of(Path(__file__).parents[1] / "recorded" / "demo", tally)["reward"]
     (line,) = (layer for layer in chart.spec["layer"] if layer.get("mark", {}).get("type") == "line")
-    assert chart.name == "reward" and line["encoding"]["y"]["scale"]["domain"] == domain
+    assert line["encoding"]["y"]["scale"]["domain"] == domain
 
 
 def test_points_of_a_long_run_pool_its_steps_and_lose_no_trajectory():
-    tally = Tally()
-    for step in range(1, 131):
-        tally.add(Trajectory("f", 1, "k", Conversation(()), step=step, hop=2, score=float(step % 2)))
+    tally = added_up(played(step, float(step % 2), hop=2) for step in range(1, 131))
     for estimates in (tally.means("reward"), tally.shares("right")):
         assert len(estimates) == 44 and sum(one.n for one in estimates) == 130
         assert (estimates[0].since, estimates[0].step, estimates[0].mean) == (1, 3, 2 / 3)
@@ -762,17 +699,13 @@ def test_the_loops_page_has_its_iterations_side_by_side_and_what_the_gates_refus
 
 def test_questions_that_changed_are_named_either_way_and_open_as_before_and_after(tmp_path):
     page = page_of(loop_run(tmp_path))
-    assert (
-        "wrong → right: 1 of 3 questions Where is <b>it</b>, 1? before, 1 search: wrong Vizmam" in page.text
-    )
+    won = "wrong → right: 1 of 3 questions Where is <b>it</b>, 1? before, 1 search: wrong Vizmam"
+    assert won in page.text
     assert "after, 1 search: wrong Porlal" in page.text and "right → wrong: 1 of 3 questions" in page.text
     opened = [page.rows[int(link.partition("=")[2])] for link in page.links if link.startswith("#open=")]
-    assert [(row["stage"], row["score"]) for row in opened] == [
-        ("evaluate_iter0", 0),
-        ("evaluate_iter1", 1),
-        ("evaluate_iter0", 1),
-        ("evaluate_iter1", 0),
-    ]
+    stages = ("evaluate_iter0", "evaluate_iter1") * 2
+    shown = [(row["stage"], row["score"]) for row in opened]
+    assert shown == [*zip(stages, (0, 1, 1, 0), strict=True)]
 
 
 def test_of_many_questions_that_changed_three_are_shown_of_each_kind_with_the_most_hops_first(tmp_path):
@@ -786,10 +719,7 @@ def test_of_many_questions_that_changed_three_are_shown_of_each_kind_with_the_mo
     found = changed(folder, [*rows, rows[0] | {"question": "only before"}])
     assert [pair.question for pair in found["wrong → right"]] == ["3 0", "2 0", "1 0"]
     assert found["right → wrong"] == []
-    assert changed(folder, [row | {"place": None} for row in rows]) == {
-        "wrong → right": [],
-        "right → wrong": [],
-    }
+    assert not any(changed(folder, [row | {"place": None} for row in rows]).values())
 
 
 def test_a_stages_dollars_are_its_time_at_its_machines_price(tmp_path):
@@ -805,12 +735,9 @@ def test_a_stages_dollars_are_its_time_at_its_machines_price(tmp_path):
 
 
 def test_a_loop_that_goes_on_says_what_runs_for_how_long_and_what_is_to_come(tmp_path):
-    folder = loop_run(tmp_path)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    started = {"state": "running", "error": None, "seconds": 60.0, "started": time.time() - 120}
-    manifest["stages"]["solver_iter1"] |= started
-    manifest["stages"]["merge_iter1"] = {"state": "pending"}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    folder, started = loop_run(tmp_path), time.time() - 120
+    solver = {"state": "running", "error": None, "seconds": 60.0, "started": started}
+    change_stages(folder, solver_iter1=solver, merge_iter1={"state": "pending"})
     with HeldLock(folder / "lock"):
         page = page_of(folder)
     assert "evolve running" in page.text and "not finished" not in page.text
@@ -818,19 +745,26 @@ def test_a_loop_that_goes_on_says_what_runs_for_how_long_and_what_is_to_come(tmp
     assert "solver – 3.0 min running merge – – to come" in page.text
     (folder / "logs").mkdir()
     (folder / "logs" / "solver_iter1.log").write_text("killed after half a minute")
-    os.utime(folder / "logs" / "solver_iter1.log", (started["started"] + 30,) * 2)
+    os.utime(folder / "logs" / "solver_iter1.log", (started + 30,) * 2)
     page = page_of(folder)
+    assert "evolve not finished" in page.text and "solver_iter1: killed" in page.text
     assert "solver – 1.5 min killed merge – – not begun" in page.text
     assert "It ended in solver_iter1: 4 of 6 stages are complete." in page.text
+
+
+def change_stages(loop: Path, **stages: dict[str, Any]) -> None:
+    """Change or add entries of a loop's manifest."""
+    manifest = json.loads((loop / "manifest.json").read_text())
+    for name, entry in stages.items():
+        manifest["stages"][name] = manifest["stages"].get(name, {}) | entry
+    (loop / "manifest.json").write_text(json.dumps(manifest))
 
 
 @pytest.mark.parametrize("evaluations", [(), ("evaluate_iter0",), ("evaluate_iter1",)])
 def test_fewer_than_two_finished_evaluations_say_nothing_about_learning(tmp_path, evaluations):
     folder = loop_run(tmp_path)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name in {"evaluate_iter0", "evaluate_iter1"} - {*evaluations}:
-        manifest["stages"][name]["state"] = "failed"
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    failed = {"evaluate_iter0", "evaluate_iter1"} - {*evaluations}
+    change_stages(folder, **{name: {"state": "failed"} for name in failed})
     page = page_of(folder)
     assert "Is it learning? Nothing yet. It takes two finished evaluations" in page.text
     assert len(page.data["charts"]) == bool(evaluations) and "→ right" not in page.text
@@ -860,19 +794,8 @@ def test_a_legend_has_fewer_columns_the_longer_its_names() -> None:
 def test_a_stage_of_the_loop_links_to_its_page(tmp_path):
     folder = loop_run(tmp_path)
     write_report(tmp_path / "challenger_iter1")
-    assert [link for link in page_of(folder).links if link.startswith("../")] == [
-        "../challenger_iter1/report.html"
-    ]
-
-
-def test_a_stage_that_was_running_when_its_loop_ended_was_killed(tmp_path: Path) -> None:
-    folder = loop_run(tmp_path)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["stages"]["solver_iter1"] |= {"state": "running", "error": None}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    page = page_of(folder)
-    assert "evolve not finished" in page.text and "solver_iter1: killed" in page.text
-    assert "solver – 0.1 min killed" in page.text
+    links = [link for link in page_of(folder).links if link.startswith("../")]
+    assert links == ["../challenger_iter1/report.html"]
 
 
 def test_a_run_that_ends_or_fails_writes_its_page_and_a_refused_one_does_not(small: Path) -> None:
@@ -905,9 +828,7 @@ def test_the_command_of_every_stage_writes_the_page_of_its_run(tmp_path: Path) -
     assert (tmp_path / "evaluate_iter0" / "report.html").is_file()
 
 
-def test_a_page_that_cannot_be_made_does_not_fail_the_run(
-    small: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_page_that_cannot_be_made_does_not_fail_the_run(small: Path, capsys: Printed) -> None:
     (small / "report.html").mkdir()  # where the page is to go
     with reported(small):
         pass
@@ -1005,7 +926,7 @@ def test_a_live_page_that_takes_long_is_made_seldom(small: Path) -> None:
     assert live.version() != Page(page.decode()).data["version"] and live.html() != page
 
 
-def test_a_port_in_use_is_refused(served: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_refused(served: tuple[Path, str], capsys: Printed) -> None:
     folder, url = served
     port = str(httpx.URL(url).port)
     assert main(["report", str(folder), "--watch", "--port", port]) == 2
@@ -1014,17 +935,11 @@ def test_a_port_in_use_is_refused(served: tuple[Path, str], capsys: pytest.Captu
 
 def test_the_log_for_inspect_has_every_trajectory_with_messages_scores_and_errors(tmp_path: Path) -> None:
     folder = challenger_run(tmp_path / "run", steps=2, rows=3)
-    lines(
-        folder / "dumps" / "step_0002.jsonl",
-        [challenger_row(2, k=None), challenger_row(2, 1, answer="\ud800")],
-    )
+    rows = [challenger_row(2, k=None), challenger_row(2, 1, answer="\ud800")]
+    lines(folder / "dumps" / "step_0002.jsonl", rows)
     log = json.loads(write_log(RunFolder(folder)).read_text(encoding="utf-8"))
-    assert (log["version"], log["status"], log["eval"]["created"]) == (
-        2,
-        "success",
-        "2023-11-14T22:13:20+00:00",
-    )
-    assert STARTED == 1_700_000_000  # which that is
+    assert (log["version"], log["status"]) == (2, "success")
+    assert log["eval"]["created"] == "2023-11-14T22:13:20+00:00" and STARTED == 1_700_000_000
     assert log["stats"]["completed_at"] == "2023-11-14T22:18:21+00:00"  # 301 seconds later
     assert len(log["samples"]) == log["results"]["total_samples"] == 5
     first = log["samples"][0]

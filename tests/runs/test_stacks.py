@@ -116,16 +116,6 @@ def test_a_run_of_another_machine_is_refused_with_advice(live, capsys):
         assert f"by process {pid} of another machine or container" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
-    for words, said in (
-        ([], "takes one argument"),
-        ([str(tmp_path / "none")], "is no folder"),
-        ([str(tmp_path)], "holds no run"),
-    ):
-        assert main(["stacks", *words]) == 2
-        assert said in capsys.readouterr().err
-
-
 def test_a_machine_that_forbids_py_spy_is_refused_with_advice(live, tmp_path, monkeypatch, capsys):
     py_spy = tmp_path / "py-spy"
     py_spy.write_text("#!/bin/sh\necho 'Error: Operation not permitted (os error 1)' >&2; exit 1\n")

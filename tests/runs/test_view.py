@@ -23,14 +23,17 @@ from terminal import Terminal, stopped_terminal
 from bench.console_picture import draw
 from drzero.cli import main
 from drzero.ops.console import say
+from drzero.ops.files import write_jsonl
 from drzero.ops.notices import Notice
 from drzero.ops.process.lock import HeldLock
-from drzero.ops.records import JsonTail, read_json_lines, shape
+from drzero.ops.records import JsonTail, append_json_lines, read_json_lines, shape
 from drzero.recipe.metrics import read_metrics
 from drzero.runs.view.follow import LiveView
 from drzero.runs.view.run_state import RunFacts, RunFiles, RunState, shown_s
 from drzero.runs.view.screen import screen, trend
 
+Starts = Callable[..., Terminal]
+Printed = pytest.CaptureFixture[str]
 FACTS = RunFacts("demo", "hrpo", steps=4)
 HOSTILE = "\x1b]0;mine\x07\x1b[2J\u202etxt"
 SHOWN = r"\x1b]0;mine\x07\x1b[2J\u202etxt"
@@ -45,7 +48,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+def open_terminal(tmp_path: Path) -> Iterator[Starts]:
     opened: list[Terminal] = []
 
     def start(*words: str, seconds: float = 2.0, **options: Any) -> Terminal:
@@ -59,9 +62,7 @@ def open_terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
 
 
 class TestOnATerminal:
-    def test_it_is_one_picture_that_ends_with_all_events(
-        self, open_terminal: Callable[..., Terminal], tmp_path: Path
-    ) -> None:
+    def test_it_is_one_picture_that_ends_with_all_events(self, open_terminal: Starts, tmp_path: Path) -> None:
         terminal = open_terminal("--shout", HOSTILE, "--hold", seconds=0.1)
         terminal.read_until(lambda: re.search(r"^demo: step 2 of 4, update for \d+:", terminal.display))
         assert terminal.screen.cursor.hidden
@@ -76,9 +77,7 @@ class TestOnATerminal:
         assert SHOWN in shown and HOSTILE.encode() not in terminal.written
         assert not terminal.screen.cursor.hidden and terminal.screen.title == ""
 
-    def test_a_narrowed_window_has_one_picture_of_its_width(
-        self, open_terminal: Callable[..., Terminal]
-    ) -> None:
+    def test_a_narrowed_window_has_one_picture_of_its_width(self, open_terminal: Starts) -> None:
         terminal = open_terminal("--wait")
         terminal.read_until(lambda: "some, not all" in terminal.display)
         terminal.resize(44, 30)
@@ -93,7 +92,7 @@ class TestOnATerminal:
         assert not terminal.screen.cursor.hidden
 
     def test_a_failure_ends_below_the_picture_with_its_cause_and_the_log(
-        self, open_terminal: Callable[..., Terminal], tmp_path: Path
+        self, open_terminal: Starts, tmp_path: Path
     ) -> None:
         terminal = open_terminal("--fail", seconds=0.1, columns=120, lines=60)
         assert terminal.read_to_end() == 1
@@ -102,15 +101,13 @@ class TestOnATerminal:
         assert message.splitlines() == failure(tmp_path / "run")
         assert not terminal.screen.cursor.hidden and b"\x1b[2J" not in terminal.written
 
-    def test_a_terminal_that_cannot_draw_gets_the_lines_of_a_pipe(
-        self, open_terminal: Callable[..., Terminal]
-    ) -> None:
+    def test_a_terminal_that_cannot_draw_gets_the_lines_of_a_pipe(self, open_terminal: Starts) -> None:
         terminal = open_terminal(seconds=0.1, TERM="dumb", columns=200)
         assert terminal.read_to_end() == 0
         assert b"\x1b" not in terminal.written and "[trainer] step 4/4: reward 0.47" in terminal.display
 
     def test_it_works_without_colours_and_a_stopped_run_leaves_the_picture(
-        self, open_terminal: Callable[..., Terminal]
+        self, open_terminal: Starts
     ) -> None:
         terminal = open_terminal("--wait", seconds=0.1, NO_COLOR="1")
         terminal.read_until(lambda: "reward" in terminal.display)
@@ -146,10 +143,8 @@ def test_in_a_pipe_it_is_a_line_a_step_and_the_events(tmp_path: Path) -> None:
     assert r"[trainer] ValueError: no such thing\x1b[2J" in lines
     steps = [line for line in lines if re.match(r"\[trainer\] step [1-4]/4: reward 0\.\d\d, valid", line)]
     assert len(steps) == 4
-    assert [line for line in lines if "checkpoint of" in line] == [
-        "[trainer] checkpoint of step 2: global_step_2",
-        "[trainer] checkpoint of step 4: global_step_4",
-    ]
+    saved = [f"[trainer] checkpoint of step {step}: global_step_{step}" for step in (2, 4)]
+    assert [line for line in lines if "checkpoint of" in line] == saved
     assert f"[solver] {SHOWN}" in lines and "[retrieval] ready after 21.7 s" in lines
 
 
@@ -186,18 +181,14 @@ def test_a_stopped_terminal_blocks_nobody_and_later_shows_the_rest() -> None:
 
 
 class TestTop:
-    def test_a_run_that_has_ended_is_printed_once(
-        self, run: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_run_that_has_ended_is_printed_once(self, run: Path, capsys: Printed) -> None:
         assert main(["top", str(run)]) == 0
         printed = capsys.readouterr().out
         assert "demo: ended\n" in printed and re.search(r"reward +0\.469", printed)
         assert "checkpoint of step 4" in printed and "\x1b" not in printed
         assert re.search(r"retrieval +stopped", printed) and "$0.98 so far" in printed
 
-    def test_of_a_loop_it_shows_the_stage_begun_last(
-        self, run: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_of_a_loop_it_shows_the_stage_begun_last(self, run: Path, capsys: Printed) -> None:
         loop = run.parent / "evolve"
         loop.mkdir()
         assert main(["top", str(loop)]) == 2 and "holds no run" in capsys.readouterr().err
@@ -206,9 +197,7 @@ class TestTop:
         assert main(["top", str(loop)]) == 0
         assert "demo: ended\n" in capsys.readouterr().out
 
-    def test_a_run_that_was_killed_is_shown_where_it_ended(
-        self, run: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_a_run_that_was_killed_is_shown_where_it_ended(self, run: Path, capsys: Printed) -> None:
         events = (run / "logs" / "events.jsonl").read_text().splitlines()
         (run / "logs" / "events.jsonl").write_text("\n".join(events[:5]) + "\n")
         beats = (run / "heartbeats.jsonl").read_text().splitlines()
@@ -218,12 +207,12 @@ class TestTop:
         assert "demo: ended in step 2 of 4, advantage\n" in printed and re.search(r"retrieval +gone", printed)
 
     def test_a_run_that_was_killed_and_started_again_is_timed_from_its_last_start(
-        self, run: Path, capsys: pytest.CaptureFixture[str]
+        self, run: Path, capsys: Printed
     ) -> None:
         path = run / "logs" / "events.jsonl"
-        killed = [json.loads(line) for line in path.read_text().splitlines()][:6]
+        killed = read_json_lines(path)[:6]
         again = [event | {"time": event["time"] + 100_000, "pid": 3} for event in killed[:3]]
-        path.write_text("".join(json.dumps(event) + "\n" for event in [*killed, *again]))
+        write_jsonl(path, [*killed, *again])
         assert main(["top", str(run)]) == 0
         printed = capsys.readouterr().out
         assert "demo: ended in start-up" in printed and "0:19 since its start" in printed
@@ -233,28 +222,18 @@ class TestTop:
         with HeldLock(run / "lock"):
             terminal = Terminal(command, lines=40)
             terminal.read_until(lambda: "reward" in terminal.display)
-            with (run / "logs" / "events.jsonl").open("a") as file:
-                event = {"time": time.time(), "kind": "alarm", "component": "trainer", "text": HOSTILE}
-                file.write(json.dumps(event) + "\n")
+            event = {"time": time.time(), "kind": "alarm", "component": "trainer", "text": HOSTILE}
+            append_json_lines(run / "logs" / "events.jsonl", event)
             terminal.read_until(lambda: SHOWN in terminal.display)
         assert terminal.read_to_end() == 0 and "demo: ended" in terminal.display
         terminal.close()
-
-    @pytest.mark.parametrize("words", [[], ["one", "two"], ["missing"]])
-    def test_without_a_run_it_says_what_it_takes(
-        self, words: list[str], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["top", *words]) == 2
-        assert "folder" in capsys.readouterr().err
 
 
 def test_the_docs_picture_is_of_one_moment_and_loads_nothing(run: Path, tmp_path: Path) -> None:
     events = run / "logs" / "events.jsonl"
     events.write_text(events.read_text().replace('"log": "logs/', '"log": "/home/me/demo/logs/'))
-    OmegaConf.save(
-        OmegaConf.create(replay.CONFIG | {"run": {"dir": "/home/me/demo", "name": "demo"}}),
-        run / "resolved.yaml",
-    )
+    config = replay.CONFIG | {"run": {"dir": "/home/me/demo", "name": "demo"}}
+    OmegaConf.save(OmegaConf.create(config), run / "resolved.yaml")
     draw(run, tmp_path / "view.svg", 0.75)
     picture = re.sub(r"<[^>]*>|&#160;", " ", (tmp_path / "view.svg").read_text())
     assert "step 3 of 4" in picture and "0.385" in picture and "ended" not in picture
@@ -297,9 +276,8 @@ def test_files_read_in_pieces_give_what_they_give_at_once(run: Path, tmp_path: P
     whole, grown = RunFiles(run, FACTS), RunFiles(tmp_path / "grown", FACTS)
     whole.poll()
     steps = []
-    for path in sorted(
-        run.rglob("*.jsonl"), reverse=True
-    ):  # samples, metrics, events: none waits for another
+    # Samples, metrics, events: none waits for another.
+    for path in sorted(run.rglob("*.jsonl"), reverse=True):
         target = tmp_path / "grown" / path.relative_to(run)
         target.parent.mkdir(parents=True, exist_ok=True)
         for piece in re.findall(rb"(?s).{1,3000}", path.read_bytes()):
@@ -326,49 +304,26 @@ def test_a_line_that_is_cut_off_is_read_once_it_is_whole_and_a_bad_one_costs_its
     path.write_bytes(b'{"a": "again"}\n{"a": "cut')
     assert tail.read() == [{"a": "again"}] and tail.read() == []
     assert tail.read(to_end=True) == [] and tail.unreadable == 4
+    path.write_bytes(b'{"a": "whole"}')
+    assert tail.read() == [] and tail.read(to_end=True) == [{"a": "whole"}]
 
 
-def test_a_stages_journal_of_conversations_is_no_unreadable_sample(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "events.jsonl").write_text(
-        '{"time": 1.0, "kind": "start", "component": "challenger", "text": ""}\n'
-    )
+def test_a_stages_journal_of_conversations_is_no_unreadable_sample(tmp_path: Path, capsys: Printed) -> None:
+    start = {"time": 1.0, "kind": "start", "component": "challenger", "text": ""}
+    append_json_lines(tmp_path / "logs" / "events.jsonl", start)
     for journal in ("rejects.jsonl", "samples.jsonl"):
         (tmp_path / journal).write_text('{"key": "a prompt", "turns": []}\n')
     assert main(["diagnose", str(tmp_path)]) == 0
     assert "unreadable" not in capsys.readouterr().out
 
 
-def test_a_metric_of_another_kind_costs_its_line_and_a_last_line_needs_no_end(tmp_path: Path) -> None:
-    (tmp_path / "metrics").mkdir()
-    lines = (
-        '{"step": 1, "data": null}',
-        '{"step": null, "data": {}}',
-        '{"step": 2, "data": {"a": 1, "b": null}}',
-    )
-    (tmp_path / "metrics" / "attempt_001.jsonl").write_text("\n".join(lines))
-    assert read_metrics(tmp_path) == {2: {"a": 1}}
-
-
-def test_the_diagnosis_counts_unreadable_lines(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_diagnosis_counts_unreadable_lines(run: Path, capsys: Printed) -> None:
     for name in ("heartbeats.jsonl", "logs/events.jsonl"):
         with (run / name).open("a") as file:
             file.write('{"time": 1.0}\n{"time":')
     assert main(["diagnose", str(run)]) == 0
     told = capsys.readouterr().out
     assert "finished" in told and "heartbeats.jsonl: 2 lines" in told and "logs/events.jsonl: 2 lines" in told
-
-
-def test_a_metric_that_is_no_number_is_left_out(tmp_path: Path) -> None:
-    data = {"training/global_step": 1, "drzero/reward/score": None, "drzero/reward/format": 0.5, "x": "text"}
-    (tmp_path / "metrics").mkdir()
-    (tmp_path / "metrics" / "attempt_001.jsonl").write_text(json.dumps({"step": 1, "data": data}) + "\n")
-    files = RunFiles(tmp_path, FACTS)
-    assert files.poll() == ([1], [])
-    shown = screen(files.state, [], 0.0, 80, 24).plain
-    assert "reward" not in shown and re.search(r"format +0\.5 ▄", shown)
 
 
 def test_what_was_up_when_its_block_was_left_is_stopped() -> None:
@@ -417,9 +372,8 @@ def test_groups_that_scored_alike_are_in_the_headline_while_a_batch_is_waited_fo
     assert began is not None
     waiting = {"point": "buffer", "have": 1, "want": 8, "since_s": 60.0, "filtered": 24}
     for seen, said in ((waiting, "1 of 8 groups there, 24 scored alike"), (None, "")):
-        with (run / "flow.jsonl").open("a") as file:
-            whole = {"points": {}, "samples": None, "warmup": False, "symptoms": []}
-            file.write(json.dumps(whole | {"time": began + 999, "waiting": seen}) + "\n")
+        whole = {"points": {}, "samples": None, "warmup": False, "symptoms": []}
+        append_json_lines(run / "flow.jsonl", whole | {"time": began + 999, "waiting": seen})
         files.poll()
         files.state.ended = None
         headline = screen(files.state, [], began + 1000, 200, 40).plain.splitlines()[0]

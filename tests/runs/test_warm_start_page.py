@@ -21,14 +21,8 @@ def folder(tmp_path):
 
 def test_the_page_goes_from_the_result_to_what_it_rests_on(folder):
     page = page_of(folder)
-    parts = (
-        "Before and after",
-        "Curves",
-        "Demonstrations",
-        "What was left out",
-        "Trajectories",
-        "Is it sound?",
-    )
+    parts = ["Before and after", "Curves", "Demonstrations", "What was left out"]
+    parts += ["Trajectories", "Is it sound?"]
     text = page.text.partition("run ended without an error")[2].partition("Command, versions, paths")[2]
     places = [text.index(part) for part in parts]
     assert places == sorted(places) and "What the corpus gives" not in text
@@ -80,18 +74,12 @@ def test_the_checks_conversations_open_those_after_training_first(folder):
     assert "the last turn has no &lt;question&gt;" in said[6] and "accepted: Brurbul Lernin" in said[7]
 
 
-FILES = (
-    "before.jsonl",
-    "after.jsonl",
-    "demonstrations.jsonl",
-    "left_out.jsonl",
-    "result.json",
-    "report.json",
-)
+JOURNALS = ("before.jsonl", "after.jsonl", "demonstrations.jsonl", "left_out.jsonl")
+OTHERS = ("result.json", "report.json", "metrics/attempt_001.jsonl", "logs/events.jsonl")
 
 
 @pytest.mark.parametrize("damage", [None, '{"role": 1, "step": []}\n[2]\n{"role": "solver", "hop'])
-@pytest.mark.parametrize("name", [*FILES, "metrics/attempt_001.jsonl", "logs/events.jsonl"])
+@pytest.mark.parametrize("name", [*JOURNALS, *OTHERS])
 def test_a_damaged_file_reads_as_empty(folder, name, damage):
     path = folder / name
     path.unlink(missing_ok=True)
@@ -110,9 +98,8 @@ def test_a_damaged_file_reads_as_empty(folder, name, damage):
 
 def test_a_check_that_is_not_finished_says_how_many_it_rests_on(folder):
     lines = (folder / "after.jsonl").read_text().splitlines()
-    (folder / "after.jsonl").write_text(
-        "\n".join([*lines[:3], lines[3][:40], '{"role": "challenger", "hop": 2}'])
-    )
+    damaged = [*lines[:3], lines[3][:40], '{"role": "challenger", "hop": 2}']
+    (folder / "after.jsonl").write_text("\n".join(damaged))
     page = page_of(folder)
     assert "right answers 2, 1 0.50 0.09 to 0.91 1.00 0.21 to 1.00" in page.text
     assert "2 lines hold no trajectory that can be read: after.jsonl:4, after.jsonl:5" in page.text

@@ -10,7 +10,7 @@ from typing import Any
 from drzero.ops.process.isolated import Ended, run_isolated
 from drzero.ops.watchdog.stacks import Frame, Stack, Thread
 
-LIMIT_S = 90.0  # seconds for an answer: import Ray, connect, and start a worker on each node
+_ANSWER_S = 90.0  # for an answer: import Ray, connect, and start a worker on each node
 _REACHED_S = 5.0
 
 
@@ -52,14 +52,13 @@ def ask_cluster(
     arguments: Mapping[str, Any] | None = None,
     *,
     env: Mapping[str, str] | None = None,
-    limit_s: float = LIMIT_S,
 ) -> Cluster:
     """Ask for the nodes and put `question`, a function of `drzero.ops.cluster.on_node`, to each."""
     if fault := unreachable(address):
         return Cluster(fault=fault)
     asked = [question, json.dumps(arguments or {})] if question else []
-    ended = run_isolated((sys.executable, "-m", "drzero.ops.cluster.ask", address, *asked), limit_s, env)
-    return read_cluster(ended)
+    command = (sys.executable, "-m", "drzero.ops.cluster.ask", address, *asked)
+    return read_cluster(run_isolated(command, _ANSWER_S, env))
 
 
 def unreachable(address: str) -> str | None:

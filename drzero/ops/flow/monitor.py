@@ -24,10 +24,6 @@ class FlowTimes:
     floor_s: float = 60.0
 
 
-def _warn(component: str, text: str) -> None:
-    say(component, text, "warning")
-
-
 class FlowMonitor(threading.Thread):
     """Context manager: a thread that polls the sources, writes the stream and logs."""
 
@@ -36,18 +32,16 @@ class FlowMonitor(threading.Thread):
         path: Path,
         sources: Sequence[Source],
         waits_on: WaitsOn,
-        times: FlowTimes | None = None,
-        warn: Callable[[str, str], None] = _warn,
+        times: FlowTimes,
         log: Callable[[str, str], None] = detail,
         workers: Path | None = None,
     ) -> None:
-        """`warn` gets symptoms, `log` the periodic lines. `workers` is a folder, for a line per worker."""
+        """`log` gets the periodic lines. `workers` is a folder, for a line per worker."""
         super().__init__(name="flow", daemon=True)
         self._path = path
         self._sources = tuple(sources)
         self._waits_on = waits_on
-        self._times = times or FlowTimes()
-        self._warn, self._log = warn, log
+        self._times, self._log = times, log
         self._workers, self._were = workers, list[Worker]()
         self._is_warm = False
         self._logged_at = 0.0
@@ -80,7 +74,7 @@ class FlowMonitor(threading.Thread):
             except Exception as error:  # a malformed file or page; the next poll may succeed
                 if failure != repr(error):
                     failure = repr(error)
-                    self._warn("flow", f"cannot read the flow: {failure}")
+                    say("flow", f"cannot read the flow: {failure}", "warning")
 
     def poll(self, now: float) -> Snapshot | None:
         """Take, write and log one snapshot, or return None if no source knows anything."""
@@ -102,12 +96,12 @@ class FlowMonitor(threading.Thread):
             for symptom in symptoms:
                 if (symptom.check, symptom.point) not in self._lasting:
                     self.symptoms.append(symptom)
-                    self._warn("flow", str(symptom))
+                    say("flow", str(symptom), "warning")
                 self._lasting[symptom.check, symptom.point] = now
             for (check, point), seen in list(self._lasting.items()):
                 if now - seen > self._times.log_every_s:
                     del self._lasting[check, point]
-                    self._warn("flow", f"{check}, {point}: over")
+                    say("flow", f"{check}, {point}: over", "warning")
         if now - self._logged_at >= self._times.log_every_s:
             # Rates between two snapshots would jump, so compare with the last line.
             self._log("flow", line(self._logged or before, snapshot))

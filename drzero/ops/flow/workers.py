@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drzero.ops.flow.snapshot import FlowPoint
+from drzero.ops.grouping import by_key
 
 SILENT_S = 5.0  # a worker that has not written for this long is stopped, or something holds its interpreter
 
@@ -74,11 +75,8 @@ def read_workers(folder: Path, now: float, pids: Collection[int] | None = None) 
 
 def finished(workers: Sequence[Worker]) -> dict[str, float]:
     """Return the finished work of all workers, by kind."""
-    totals: dict[str, float] = {}
-    for worker in workers:
-        for kind, count in worker.done.items():
-            totals[kind] = totals.get(kind, 0.0) + count
-    return totals
+    kinds = {kind for worker in workers for kind in worker.done}
+    return {kind: sum(worker.done.get(kind, 0.0) for worker in workers) for kind in kinds}
 
 
 def open_calls(workers: Sequence[Worker]) -> list[OpenCall]:
@@ -88,10 +86,8 @@ def open_calls(workers: Sequence[Worker]) -> list[OpenCall]:
 
 def ages(calls: Iterable[OpenCall]) -> dict[str, list[float]]:
     """Return the ages of calls in seconds, by kind."""
-    found: dict[str, list[float]] = {}
-    for call in calls:
-        found.setdefault(call.kind, []).append(call.age_s)
-    return found
+    by_kind = by_key(calls, lambda call: call.kind)
+    return {kind: [call.age_s for call in of] for kind, of in by_kind.items()}
 
 
 def call_point(workers: Sequence[Worker], kind: str, now: float) -> FlowPoint:

@@ -50,15 +50,11 @@ class OomWatch:
             os.close(self._log)
             self._log = -1
 
-    def kills(self) -> int:
-        """Return the kills in this process's cgroup since the watch began."""
-        return max(self._count() - self._before, 0)
-
     def explain(self, pids: Collection[int]) -> str | None:
         """Return the kernel's reason for killing one of `pids`, or None."""
         if named := self.named(pids):
             return named
-        if count := self.kills():
+        if (count := self._count() - self._before) > 0:
             return f"the kernel has killed {count} process(es) of this cgroup for lack of memory meanwhile"
         return None
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from drzero.ops.process.isolated import Ended, run_isolated
 
-LIMIT_S = 120.0  # seconds for everything; the first import of torch may have to fetch it from an image
+_LIMIT_S = 120.0  # seconds for everything; the first import of torch may have to fetch it from an image
 _SIZE, _TOLERANCE = 512, 1e-2
 """Width of the matrices, and the largest error. The product's numbers are around 20."""
 
@@ -50,10 +50,9 @@ class Sight:
         )
 
 
-def look(env: Mapping[str, str] | None = None, limit_s: float = LIMIT_S) -> Sight:
+def look(env: Mapping[str, str] | None = None) -> Sight:
     """Ask a separate process. `env` extends its environment."""
-    ended = run_isolated((sys.executable, "-m", "drzero.ops.resources.cuda"), limit_s, env)
-    return read_sight(ended)
+    return read_sight(run_isolated((sys.executable, "-m", "drzero.ops.resources.cuda"), _LIMIT_S, env))
 
 
 def read_sight(ended: Ended) -> Sight:

@@ -93,10 +93,10 @@ def _fetch(url: str, body: bytes | None, timeout_s: float) -> tuple[int, bytes]:
     return answer.status, content
 
 
-def read_counters(url: str, timeout_s: float = 1.0) -> dict[str, float]:
+def read_counters(url: str) -> dict[str, float]:
     """Return the samples of a Prometheus page by name, summed over labels. Empty without an answer."""
     try:
-        status, page = _fetch(url, None, timeout_s)
+        status, page = _fetch(url, None, timeout_s=1.0)
     except (OSError, ValueError, http.client.HTTPException):
         return {}
     counters: dict[str, float] = {}

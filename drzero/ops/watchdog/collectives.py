@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from drzero.ops.grouping import by_key
 from drzero.ops.process.tree import ZOMBIE
 from drzero.ops.watchdog.stacks import Frame, Stack
 
@@ -94,12 +95,7 @@ def compare(
     ranks: Sequence[Stack], has_error: bool, ending: bool, starting: bool
 ) -> tuple[str, Sequence[Stack]] | None:
     """Return how ranks differ and which are at fault, or None if no rank waits for another."""
-    of: dict[str, list[Stack]] = {}
-    groups: dict[tuple[str, str], list[Stack]] = {}
-    for stack in ranks:
-        place = position_of(stack)
-        of.setdefault(place.kind, []).append(stack)
-        groups.setdefault((place.operation, place.site), []).append(stack)
+    of = by_key(ranks, lambda stack: position_of(stack).kind)
     waiting = [*of.get("collective", ()), *of.get("pipeline", ()), *of.get("device", ())]
     rest = [*of.get("elsewhere", ()), *of.get("ended", ())]
     if "clean-up" in of and (len(of["clean-up"]) < len(ranks) or ending):
@@ -115,6 +111,7 @@ def compare(
     if "pipeline" in of and len(waiting) == len(ranks):
         return "shape mismatch between pipeline stages", of["pipeline"]
     if len(waiting) == len(ranks) > 1:
+        groups = by_key(ranks, lambda stack: str(position_of(stack)))
         if len(groups) == 1:
             return "same-collective time-out", ()
         # If groups are equally large, assume that the first rank is right.

@@ -198,14 +198,8 @@ def _exhausted(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis
             cause.advice,
         )
     if error := _error_of(situation, "out of memory"):
-        component, *evidence = error
-        yield Diagnosis(
-            "out of memory",
-            component,
-            f"{component} ran out of memory",
-            tuple(evidence),
-            "smaller micro-batches or shorter responses; on a GPU also a smaller share for the engines",
-        )
+        component, line = error
+        yield from _known_cause(component, line)
 
 
 def _dead_or_stopped(situation: Situation, landmarks: Landmarks) -> Iterator[Diagnosis]:
@@ -436,9 +430,7 @@ def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterato
                 "see where it stands in the stacks",
             )
     for component, line in situation.errors.items():
-        if cause := find_cause(line, landmarks.causes):
-            culprit = cause.culprit or component
-            yield Diagnosis(cause.name, culprit, f"{cause.name}: {line[:200]}", (line,), cause.advice)
+        yield from _known_cause(component, line, landmarks.causes)
     flow, driver = situation.flow, landmarks.driver
     for name, point in undrained(flow).items() if flow else ():
         if point.still_s >= situation.stall.limit_s / 2:
@@ -452,6 +444,12 @@ def _service_log_or_queue(situation: Situation, landmarks: Landmarks) -> Iterato
                 tuple(map(_stands, busy[:6])),
                 f"see what {driver} is busy with in phase {situation.phase}",
             )
+
+
+def _known_cause(component: str, line: str, more: Sequence[Cause] = ()) -> Iterator[Diagnosis]:
+    if cause := find_cause(line, more):
+        culprit = cause.culprit or component
+        yield Diagnosis(cause.name, culprit, f"{cause.name}: {line[:200]}", (line,), cause.advice)
 
 
 def _error_of(situation: Situation, cause: str) -> tuple[str, ...]:

@@ -11,12 +11,11 @@ from pathlib import Path
 
 from drzero.ops.causes import Cause, first_cause
 from drzero.ops.notices import shortened
-from drzero.ops.records import OUT_OF_TIME, Record, RunRecords
+from drzero.ops.records import OUT_OF_TIME, SAMPLE_ENDS, Record, RunRecords
 from drzero.ops.services.external import SILENT
 from drzero.ops.watchdog.collect import error_lines
 
 _RESUMES = "rerun it: it resumes at its last checkpoint"
-_SAMPLES = ("accepted", "invalid", "failed", "stale", "filtered", "in_flight", "lost")
 _FAILURES = {"crash", "hung", SILENT}  # kinds of events of failed services
 
 
@@ -208,5 +207,6 @@ def _samples(last: Record) -> str:
     samples = last.get("samples") or {}
     if not samples.get("asked"):
         return ""
-    ends = " + ".join(f"{name.replace('_', ' ')} {samples[name]:g}" for name in _SAMPLES if samples.get(name))
+    counts = {name: samples[name] for name in SAMPLE_ENDS if samples.get(name)}
+    ends = " + ".join(f"{name.replace('_', ' ')} {count:g}" for name, count in counts.items())
     return f"asked {samples['asked']:g} = {ends or 'nothing yet'}"

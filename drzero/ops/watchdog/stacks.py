@@ -15,7 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from drzero.ops.grouping import by_key
 from drzero.ops.process.tree import STOPPED, ZOMBIE, Process, descendants
+
+_COMPARED = 12  # innermost calls of processes that stand at the same place
 
 
 @dataclass(frozen=True)
@@ -121,13 +124,13 @@ def parse_dump(text: str) -> tuple[Thread, ...]:
     )
 
 
-def group_stacks(stacks: Sequence[Stack], depth: int = 12) -> list[list[Stack]]:
-    """Group processes by their main threads' innermost `depth` calls (without lines), largest group first."""
-    groups: dict[tuple[tuple[str, str], ...], list[Stack]] = {}
-    for stack in stacks:
-        if stack.main:
-            place = tuple((frame.name, frame.file) for frame in stack.main[:depth])
-            groups.setdefault(place, []).append(stack)
+def group_stacks(stacks: Sequence[Stack]) -> list[list[Stack]]:
+    """Group processes by their main threads' innermost calls (without lines), largest group first."""
+
+    def place(stack: Stack) -> tuple[tuple[str, str], ...]:
+        return tuple((frame.name, frame.file) for frame in stack.main[:_COMPARED])
+
+    groups = by_key((stack for stack in stacks if stack.main), place)
     return sorted(groups.values(), key=len, reverse=True)
 
 

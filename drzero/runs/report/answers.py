@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from data.examples import SHOWN
+from drzero.ops.grouping import by_key
 from drzero.ops.notices import ALARM_KIND
 from drzero.runs.loop_folder import stages
 from drzero.runs.report.checklist import EVERY_SAMPLE, ComponentState, RunCheck
@@ -149,10 +150,8 @@ def counted(tally: Tally, checks: Sequence[RunCheck]) -> str:
 
 def _alarms(run: RunFolder) -> Iterator[Trouble]:
     """One for each kind of alarm, with its last text, which has its advice."""
-    kinds: dict[str, list[str]] = {}
-    for mark in run.marks:
-        if mark.kind == ALARM_KIND:
-            kinds.setdefault(mark.text.partition("]")[0].partition("[")[2], []).append(mark.text)
+    told = (mark.text for mark in run.marks if mark.kind == ALARM_KIND)
+    kinds = by_key(told, lambda text: text.partition("]")[0].partition("[")[2])
     for *earlier, last in kinds.values():
         what, _, advice = last[:_LONGEST].removeprefix("trainer ").partition("): ")
         again = f" (and {len(earlier)} times before)" if earlier else ""

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from drzero.ops.grouping import by_key
 from drzero.ops.records import Record, Step, shape
 
 _BEGAN = shape({"how": str}, call=Step, message=Step)
@@ -59,9 +60,7 @@ def call_rows(agent: Record) -> tuple[CallRow, ...]:
     """The rows that begin a conversation, each with its branches."""
     calls: Sequence[Record] = agent.get("calls") or ()
     rewards = agent.get("rewards") or [None] * len(calls)
-    own: dict[int, list[int]] = {}
-    for number, call in enumerate(calls):
-        own.setdefault(call["row"], []).append(number)
+    own = by_key(range(len(calls)), lambda number: int(calls[number]["row"]))
 
     def made(row: int) -> CallRow:
         numbers = own[row]

@@ -16,6 +16,7 @@ from typing import Any
 from vl_convert import vegalite_to_png
 
 from drzero.ops.files import atomic_write
+from drzero.ops.grouping import by_key
 from drzero.runs.report.figures import MOST_POINTS, Estimate, Tally, extremes, stretches
 from drzero.runs.run_folder import Mark, RunFolder
 
@@ -217,23 +218,16 @@ def _lines(
     band: str = " Band: 95 % interval",
 ) -> list[Chart]:
     """A chart for each five names. Values of a `unit` lie between 0 and 1, most of them."""
-    return [
-        Chart(
-            name + part,
-            title + place,
-            about + _band(band, some),
-            _line_spec(some, marks, unit=unit),
-            bool(part),
-        )
-        for part, place, some in _in_fives(rows)
-    ]
+    charts = []
+    for part, place, some in _in_fives(rows):
+        spec = _line_spec(some, marks, unit)
+        charts.append(Chart(name + part, title + place, about + _band(band, some), spec, bool(part)))
+    return charts
 
 
 def _in_fives(rows: Iterable[ChartRow]) -> Iterator[tuple[str, str, list[ChartRow]]]:
     """The rows of each five names, with the end of their chart's name and title."""
-    by: dict[str, list[ChartRow]] = {}
-    for row in rows:
-        by.setdefault(row["name"], []).append(row)
+    by = by_key(rows, itemgetter("name"))
     names = [*by][:_MOST_SERIES]
     for first in range(0, len(names), _IN_ONE):
         some = names[first : first + _IN_ONE]
@@ -249,10 +243,7 @@ def _band(what: str, rows: Iterable[ChartRow]) -> str:
     return f"{what}{whose}."
 
 
-def _line_spec(rows: Sequence[ChartRow], marks: Sequence[Mark], *, unit: bool) -> Spec:
-    by: dict[str, list[ChartRow]] = {}
-    for row in rows:
-        by.setdefault(row["name"], []).append(row)
+def _line_spec(rows: Sequence[ChartRow], marks: Sequence[Mark], unit: bool) -> Spec:
     steps = {row["step"] for row in rows}
     x, color, y = step_axis(steps), _color("name", rows), _number("mean")
     if unit:
@@ -264,7 +255,7 @@ def _line_spec(rows: Sequence[ChartRow], marks: Sequence[Mark], *, unit: bool) -
     layers: list[Spec] = []
     if any(row.get("low") is not None for row in rows):
         tip += [*_fields("low", "high", format=".3f"), {"field": "n"}]
-        layers.append(_one_band(by, color))
+        layers.append(_one_band(rows, color))
     point = {"size": 45 if len(steps) <= MOST_POINTS / 2 else 20, "filled": True}
     line = {"type": "line", "point": point, "strokeWidth": 2}
     layers.append({"mark": line, "encoding": {"y": y, "color": color, "tooltip": tip}})
@@ -272,9 +263,10 @@ def _line_spec(rows: Sequence[ChartRow], marks: Sequence[Mark], *, unit: bool) -
     return {"data": {"values": rows}, "encoding": {"x": x}, "layer": layers}
 
 
-def _one_band(by: Mapping[str, Sequence[ChartRow]], color: Spec) -> Spec:
+def _one_band(rows: Sequence[ChartRow], color: Spec) -> Spec:
     """The interval of one name at a time, because several would cover each other."""
-    surest = max(by, key=lambda name: sum(row["n"] for row in by[name] if row.get("low") is not None))
+    banded = by_key((row for row in rows if row.get("low") is not None), itemgetter("name"))
+    surest = max(banded, key=lambda name: sum(row["n"] for row in banded[name]))
     chosen = {
         "name": "chosen",
         "select": {"type": "point", "fields": ["name"]},
@@ -307,11 +299,11 @@ def _rules(axis: Spec, marks: Iterable[tuple[float, Mark]]) -> list[Spec]:
     return [{"data": {"values": values}, "mark": rule, "encoding": encoding}]
 
 
-def _columns(rows: Sequence[ChartRow], mark: str, encoding: Spec, marks: Sequence[Mark]) -> Spec:
+def _bars(rows: Sequence[ChartRow], encoding: Spec, marks: Sequence[Mark]) -> Spec:
     axis = {"labelAngle": 0, "labelOverlap": True}
     x = {"field": "step", "type": "ordinal", "title": "step", "axis": axis}
     steps = ((max(math.ceil(m.step), 1), m) for m in marks if m.step is not None)
-    layers = [{"mark": mark, "encoding": encoding}, *_rules(x, steps)]
+    layers = [{"mark": "bar", "encoding": encoding}, *_rules(x, steps)]
     return {"data": {"values": list(rows)}, "encoding": {"x": x}, "layer": layers}
 
 
@@ -327,7 +319,7 @@ def _solved(tally: Tally, marks: Sequence[Mark]) -> list[Chart]:
         "tooltip": [*_fields("since", "step", "attempts", "questions"), {"field": "share", "format": ".0%"}],
     }
     about = "How many of the solver's attempts were right. Only questions between none and all teach it."
-    return [Chart("solved", "Too hard, just right, too easy", about, _columns(rows, "bar", encoding, marks))]
+    return [Chart("solved", "Too hard, just right, too easy", about, _bars(rows, encoding, marks))]
 
 
 def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
@@ -340,7 +332,7 @@ def _phases(run: RunFolder, marks: Sequence[Mark]) -> list[Chart]:
         "tooltip": [*_fields("step", "phase"), *_fields("seconds", aggregate="sum", format=".1f")],
     }
     rows, about = _some_steps(rows, "Seconds of each step, repetitions included.")
-    return [Chart("phases", "Time by phase", about, _columns(rows, "bar", encoding, marks))]
+    return [Chart("phases", "Time by phase", about, _bars(rows, encoding, marks))]
 
 
 def _with_other(rows: list[ChartRow]) -> list[ChartRow]:
@@ -374,9 +366,7 @@ def _flow(run: RunFolder) -> list[Chart]:
 
 
 def _resources(run: RunFolder) -> list[Chart]:
-    by: dict[str, list[ChartRow]] = {}
-    for sample in run.samples:
-        by.setdefault(str(sample["component"]), []).append(sample)
+    by = by_key(run.samples, itemgetter("component"))
     host = by.pop("host", [])
 
     def series(samples: Sequence[ChartRow], field: str) -> Points:

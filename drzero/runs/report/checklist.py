@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from drzero.ops.grouping import by_key
 from drzero.ops.notices import ALARM_KIND, CHECKPOINT_KIND, STARTUP_KIND
 from drzero.ops.records import Record
 from drzero.runs.report.figures import ATTEMPTS, Tally
@@ -47,10 +48,8 @@ class ComponentState:
 
 def component_states(run: RunFolder) -> list[ComponentState]:
     """Whether each component became ready, how it ended, how often it was restarted."""
-    by: dict[str, list[Record]] = {}
-    for event in run.events:
-        if event["kind"] not in _NO_STATE:
-            by.setdefault(str(event["component"]), []).append(event)
+    told = (event for event in run.events if event["kind"] not in _NO_STATE)
+    by = by_key(told, lambda event: str(event["component"]))
     return [_state(name, events, run.is_running) for name, events in by.items() if name != "supervision"]
 
 

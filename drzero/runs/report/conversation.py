@@ -24,27 +24,11 @@ _TAGGED = re.compile(
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A stretch of a turn: thinking, question, answer, or plain text."""
-
-    kind: str
-    text: Markup
-
-
-@dataclass(frozen=True)
-class ResponseLine:
-    """A line of a search's response."""
-
-    text: Markup
-    is_evidence: bool  # whether it is a passage with the answer's words
-
-
-@dataclass(frozen=True)
 class ShownCall:
     """A search call and its response."""
 
     call: SearchCall
-    passages: list[ResponseLine]
+    passages: list[tuple[Markup, bool]]  # lines, and whether each is a passage with the answer's words
     raw: str
 
 
@@ -53,7 +37,8 @@ class ShownTurn:
     """A turn in pieces, with its calls."""
 
     name: str
-    pieces: list[Piece]
+    pieces: list[tuple[str, Markup]]
+    """Its stretches, each after its kind: think, question, answer or text."""
     calls: list[ShownCall]
     truncated: bool
     observation: str | None = None
@@ -131,20 +116,20 @@ def shown_turns(
     ]
 
 
-def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[Piece]:
+def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, Markup]]:
     for thought, said in turn_parts(text):
         plain, *rest = _TAGGED.split(said)
         pieces = [("think", without_tags(thought)), ("text", plain)]
         for kind, tagged, after in zip(*(rest[place::3] for place in range(3)), strict=True):
             pieces += [(kind, tagged), ("text", after)]
         shown = ((kind, words.strip()) for kind, words in pieces if kind)  # None for a call
-        yield from (Piece(kind, highlighted(words, pattern)) for kind, words in shown if words)
+        yield from ((kind, highlighted(words, pattern)) for kind, words in shown if words)
 
 
 def _call(call: SearchCall, pattern: re.Pattern[str] | None, source: str) -> ShownCall:
     response = cut(call.response or "", source)
     lines = [
-        ResponseLine(highlighted(line, pattern), bool(pattern and pattern.search(passage_of(line))))
+        (highlighted(line, pattern), bool(pattern and pattern.search(passage_of(line))))
         for line in response.split("\n")
     ]
     return ShownCall(call, lines, cut(call.raw, source))

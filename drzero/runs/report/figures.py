@@ -4,16 +4,14 @@ Means have Student's interval and shares Wilson's. Both treat a step's trajector
 they share weights and prompts, so they say nothing about another seed. Invalid rows are left out.
 """
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, TypeVar
 
-from scipy import stats
-
 from drzero.runs.report.trajectories import Trajectory
-from drzero.stages.evaluate.intervals import LEVEL, wilson
+from drzero.stages.evaluate.intervals import mean_interval, wilson
 
 Point = TypeVar("Point")
 ATTEMPTS = ("none: too hard", "some", "all: too easy")
@@ -75,7 +73,7 @@ class Tally:
             if of == name:
                 pooled[spans[step]] += values
         return [
-            Estimate(since, step, name, *mean_interval(values), len(values))
+            Estimate(since, step, name, fmean(values), *mean_interval(values), len(values))
             for (since, step), values in sorted(pooled.items())
         ]
 
@@ -131,16 +129,6 @@ def _flags(trajectory: Trajectory, score: float) -> dict[str, bool]:
 def hops(hop: int) -> str:
     """A hop count for a legend."""
     return f"{hop} hop{'s' * (hop != 1)}" if hop else "no hops given"
-
-
-def mean_interval(values: list[float]) -> tuple[float, float | None, float | None]:
-    """The mean and the ends of Student's interval, None for a single value."""
-    n, mean = len(values), math.fsum(values) / len(values)
-    if n < 2:
-        return mean, None, None
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1)) * deviation / math.sqrt(n)
-    return mean, mean - half, mean + half
 
 
 def extremes(points: Sequence[Point], value: Callable[[Point], float], at_most: int = 240) -> list[Point]:

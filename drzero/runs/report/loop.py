@@ -7,6 +7,7 @@ from typing import Any
 
 from data.solver_rows import REJECTS
 from data.spread import spread
+from drzero.ops.grouping import by_key
 from drzero.ops.records import Record, read_json_lines, read_object
 from drzero.runs.loop_folder import StageState, stages
 from drzero.runs.report.charts import Chart, scores_chart
@@ -70,9 +71,7 @@ class Changed:
 
 def iterations(loop: RunFolder) -> list[Iteration]:
     """The columns, the model before training first."""
-    by: dict[int, list[StageState]] = {}
-    for stage in stages(loop):
-        by.setdefault(stage.iteration, []).append(stage)
+    by = by_key(stages(loop), lambda stage: stage.iteration)
     return [_iteration(loop, number, some) for number, some in sorted(by.items())]
 
 
@@ -169,10 +168,12 @@ def changed(loop: RunFolder, listed: Sequence[Mapping[str, Any]]) -> dict[str, l
 
 def _by_question(listed: Sequence[Mapping[str, Any]], stage: str) -> dict[str, tuple[int, Mapping[str, Any]]]:
     """The rows of an evaluation that open, by question, without questions that occur twice."""
-    found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
-    for number, row in enumerate(listed):
-        if row["stage"] == stage and row.get("place") is not None and row.get("question"):
-            found.setdefault(row["question"], []).append((number, row))
+    opened = (
+        (number, row)
+        for number, row in enumerate(listed)
+        if row["stage"] == stage and row.get("place") is not None and row.get("question")
+    )
+    found = by_key(opened, lambda numbered: str(numbered[1]["question"]))
     return {question: rows[0] for question, rows in found.items() if len(rows) == 1}
 
 
@@ -205,10 +206,7 @@ def score_charts(run: RunFolder) -> list[Chart]:
     rows = score_rows(run)
     if run.kind != "loop":
         return scores_chart("scores", "Exact match", rows, "benchmark", joined=False)
-    by: dict[str, list[Record]] = {}
-    for row in rows:
-        if not row["is_average"]:
-            by.setdefault(row["benchmark"], []).append(row)
+    by = by_key((row for row in rows if not row["is_average"]), lambda row: str(row["benchmark"]))
     panels = (
         scores_chart(f"scores-{number}", benchmark, some, "model", about="")
         for number, (benchmark, some) in enumerate(list(by.items())[:_PANELS])

@@ -11,8 +11,8 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +39,8 @@ from drzero.stages.examples import read_examples
 from drzero.stages.preview_report import cost_lines
 
 
-@dataclass(frozen=True)
-class Live:
-    """For a page served while its run continues: it asks for `version`, and reloads when that changes."""
-
-    version: str
-
-
-def make_page(run: RunFolder, live: Live | None = None) -> str:
-    """The run's report as HTML."""
+def make_page(run: RunFolder, version: str | None = None) -> str:
+    """The run's report as HTML. One with a `version` asks its server for it, and reloads if that changes."""
     table, tally, unreadable = _read(run)
     charts = _charts(run, tally)
     checks = training_checks(run, tally) if run.kind == "training" else []
@@ -58,7 +51,7 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
         "rows": table.rows,
         "pack_size": PACK_SIZE,
         "charts": {chart.name: page_spec(chart) for chart in charts},
-        "version": live.version if live else None,
+        "version": version,
     }
     return TEMPLATES.get_template("page.html.jinja").render(
         run=run,
@@ -85,7 +78,7 @@ def make_page(run: RunFolder, live: Live | None = None) -> str:
         data=embedded_json(data),
         css=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
-        policy=_policy(scripts, live),
+        policy=_policy(scripts, is_live=version is not None),
     )
 
 
@@ -239,7 +232,7 @@ def _plain(value: Any) -> Any:
 def _vega() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script, cached: joining them takes two seconds of a core."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "drzero"
-    path = folder / f"vega-{version('vl-convert-python')}.js"
+    path = folder / f"vega-{metadata.version('vl-convert-python')}.js"
     with suppress(OSError):
         return path.read_text(encoding="utf-8")
     script = javascript_bundle("window.vegaEmbed = vegaEmbed;")
@@ -249,10 +242,10 @@ def _vega() -> str:
     return script
 
 
-def _policy(scripts: Sequence[str], live: Live | None) -> str:
+def _policy(scripts: Sequence[str], *, is_live: bool) -> str:
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{value}'" for value in hashes)
-    connects = "'self'" if live else "'none'"
+    connects = "'self'" if is_live else "'none'"
     return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
         f"connect-src {connects}; base-uri 'none'; form-action 'none'"

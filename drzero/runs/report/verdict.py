@@ -14,6 +14,7 @@ from statistics import fmean
 
 from scipy import stats
 
+from drzero.ops.grouping import by_key
 from drzero.ops.records import JsonTail, read_object, shape
 from drzero.runs.report.figures import Estimate, Tally, hops
 from drzero.runs.run_folder import NotARun, RunFolder
@@ -172,9 +173,7 @@ def _of_counts(name: str, key: str, first: dict[str, float], last: dict[str, flo
 def _trends(tally: Tally) -> Iterator[Change]:
     """What a step of training earns, by hop where hops tell questions apart."""
     for flag in ("right", "solved"):
-        by: dict[str, list[Estimate]] = {}
-        for one in tally.shares(flag):
-            by.setdefault(one.name, []).append(one)
+        by = by_key(tally.shares(flag), lambda one: one.name)
         for name, points in by.items():
             yield _trend(f"{flag}, {name}" if len(by) > 1 else flag, points)
     if points := tally.means("reward"):

@@ -2,35 +2,27 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from data.examples import SHOWN
-from drzero.ops.records import JsonTail, Record, Step, read_json_lines, shape
+from drzero.ops.grouping import by_key
+from drzero.ops.records import JsonTail, Step, read_json_lines, shape
 from drzero.ops.text import counted
 from drzero.runs.report.loop import GateOutcome
 from drzero.runs.run_folder import RunFolder
 from drzero.stages.result import DEMONSTRATIONS, LEFT_OUT
 from drzero.stages.warm_start_report import CHECKS, MEASURED, shares
 
+Shares = Mapping[str, float]  # a share with its n and its interval, empty if nothing was played
 _CheckLine = shape({"role": str, "hop": Step})
 _Demonstration = shape({"split": str, "role": str, "hop": Step})
 _LeftOut = shape({"reason": str}, question=str | None, answer=str | None)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One share before and after, each with n and its interval, empty if nothing was played."""
-
-    name: str
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-
-
-def measured(run: RunFolder) -> list[Measured]:
-    """What the check found, from its journals: a killed run has no report."""
+def measured(run: RunFolder) -> list[tuple[str, Shares, Shares]]:
+    """Each share of the check before and after, from its journals: a killed run has no report."""
     before, after = (shares(read_json_lines(run.folder / name, _CheckLine)) for name in CHECKS)
     return [
-        Measured(words, before.get(name, {}), after.get(name, {}))
+        (words, before.get(name, {}), after.get(name, {}))
         for name, (_, words) in MEASURED.items()
         if name in before or name in after
     ]
@@ -46,9 +38,8 @@ def demonstrations(run: RunFolder) -> dict[tuple[str, str], Counter[int]]:
 
 def left_out(run: RunFolder) -> list[GateOutcome]:
     """Each kind of reason, the most frequent first, with examples."""
-    by: dict[str, list[Record]] = {}
-    for one in read_json_lines(run.folder / LEFT_OUT, _LeftOut):
-        by.setdefault(one["reason"].partition(":")[0], []).append(one)
+    some_left_out = read_json_lines(run.folder / LEFT_OUT, _LeftOut)
+    by = by_key(some_left_out, lambda one: str(one["reason"]).partition(":")[0])
     kinds = sorted(by.items(), key=lambda kind: -len(kind[1]))
     return [
         GateOutcome(

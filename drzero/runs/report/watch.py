@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from drzero.ops.process.lock import lock_is_held
 from drzero.runs.loop_folder import stage_runs
-from drzero.runs.report.page import Live, make_page, waiting_page
+from drzero.runs.report.page import make_page, waiting_page
 from drzero.runs.run_folder import NotARun, RunFolder
 
 _WATCHED = ("*.json", "*.jsonl", "resolved.yaml", "logs/events.jsonl", "dumps/*.jsonl", "metrics/*.jsonl")
@@ -65,7 +65,7 @@ class LivePage:
             if self._made[0] != version:
                 began = self._clock()
                 try:
-                    page = make_page(RunFolder(self.folder), Live(version))
+                    page = make_page(RunFolder(self.folder), version)
                 except NotARun as reason:
                     page = waiting_page(f"{reason}: this page waits for it")
                 self._made = version, page.encode()

@@ -27,10 +27,6 @@ _TAKES_S = 60.0
 """With less time than this left, a stage writes no report. 10,000 trajectories take most of it."""
 
 
-class BadArguments(UserError):
-    """The command line of `drzero report` cannot be used."""
-
-
 def write_report(folder: Path) -> Path:
     """Write `report.html` into a run's folder. Raises NotARun for a folder without a run."""
     from drzero.runs.report.page import make_page  # slow to import, and a stage that starts does not need it
@@ -73,7 +69,7 @@ def run_report(arguments: Sequence[str]) -> None:
     watch = "--watch" in words
     folders = [word for word in words if word != "--watch"]
     if len(folders) != 1 or folders[0].startswith("-") or (port is not None and not watch):
-        raise BadArguments("drzero report RUN_DIR [--watch [--port N]]: name one folder of a run (run.dir)")
+        raise UserError("drzero report RUN_DIR [--watch [--port N]]: name one folder of a run (run.dir)")
     folder = Path(os.path.abspath(folders[0]))
     if not watch:
         print(write_report(folder))
@@ -85,7 +81,7 @@ def run_report(arguments: Sequence[str]) -> None:
     try:
         serve_report(folder, port or 0)
     except OSError as error:
-        raise BadArguments(f"--port {port}: {error.strerror}: leave it out for a free one") from error
+        raise UserError(f"--port {port}: {error.strerror}: leave it out for a free one") from error
 
 
 def _take_port(words: list[str]) -> int | None:
@@ -94,7 +90,7 @@ def _take_port(words: list[str]) -> int | None:
     place = words.index("--port")
     given = words[place + 1] if place + 1 < len(words) else ""
     if not given.isdecimal() or not 0 <= int(given) < 65536:
-        raise BadArguments(
+        raise UserError(
             f"--port {given!r} is no port: give a number below 65536, or leave it out for a free one"
         )
     del words[place : place + 2]
