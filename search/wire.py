@@ -26,12 +26,8 @@ class ScoredPassage(TypedDict):
 
 def token_advice() -> str:
     """Return what to do about a 401, without revealing the token."""
-    known = (
-        "its token"
-        if bearer_of(TOKEN_VARIABLE) is None
-        else "its own token, which is another than the one there"
-    )
-    return f"set {TOKEN_VARIABLE} to {known}"
+    other = ", which is another than the one there" if bearer_of(TOKEN_VARIABLE) else ""
+    return f"set {TOKEN_VARIABLE} to its token{other}"
 
 
 def make_passage(key: str, title: str, text: str) -> Passage:

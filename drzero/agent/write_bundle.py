@@ -101,8 +101,7 @@ def _index(config: DictConfig) -> tuple[Copies, dict[str, str]]:
 def _chroma(config: DictConfig) -> tuple[Copies, dict[str, str]]:
     index = index_of(config)
     assert isinstance(index, ChromaIndex) and index.folder
-    for number in range(index.layout.shards):
-        place, name = index.layout.place(number)
+    for place, name in index.each():
         with connect(place) as client:
             others = [other for other in collection_names(client) if other != name]
         if others:

@@ -198,10 +198,10 @@ def check_source(ctx: CheckContext) -> Iterator[Finding]:
     index = index_of(ctx.config)
     if ctx.config.source is not None:
         return
-    if not isinstance(index, ChromaIndex) or index.layout.shards > 1:  # FAISS and shards cannot be adopted
+    if not isinstance(index, ChromaIndex) or index.shards > 1:  # FAISS and shards cannot be adopted
         yield from check_index(ctx)
         return
-    place, name = index.layout.place(0)
+    place, name = index.place(0)
     with connect(place) as client:
         foreign = is_foreign(get_collection(client, place, name).metadata)
     if foreign:

@@ -166,9 +166,9 @@ def write_prompts(
 def _adopt_index(config: DictConfig, embedder: EmbedderSpec) -> None:
     """Take over the index at chroma.path if another tool wrote it. Shards and FAISS stay as they are."""
     index = index_of(config)
-    if not isinstance(index, ChromaIndex) or index.layout.shards > 1:
+    if not isinstance(index, ChromaIndex) or index.shards > 1:
         return
-    adopted = adopt(*index.layout.place(0), embedder)
+    adopted = adopt(*index.place(0), embedder)
     if adopted is not None:
         vectors = f"with vectors of {adopted.embedder}"
         say("index", f"adopted {adopted.chunks} records of another tool, {vectors}")

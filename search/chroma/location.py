@@ -27,9 +27,9 @@ _BAD_ADDRESS = "a Chroma server's address is http(s)://HOST[:PORT], for Chroma C
 _PORTS = {"http": 8000, "https": 443}  # Chroma's own port, and https's
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S = 5.0, 10.0
 _WRITE_TIMEOUT_S = 120.0  # A write also builds the graph
+_FOLDER_PAGE = 1000  # Records per call. A folder accepts 5,461, a server what its quota says.
 
 
-_quota_lock = threading.Lock()
 _semaphores: dict[tuple[str, int], threading.BoundedSemaphore] = {}  # by place and number of reads
 
 
@@ -46,9 +46,8 @@ class Quota:
         if self.reads is None:
             yield
             return
-        with _quota_lock:
-            semaphore = _semaphores.setdefault((place, self.reads), threading.BoundedSemaphore(self.reads))
-        with semaphore:
+        # The first thread's, for all: `setdefault` is one step.
+        with _semaphores.setdefault((place, self.reads), threading.BoundedSemaphore(self.reads)):
             yield
 
 
@@ -93,6 +92,11 @@ class ChromaPlace:
     def within(self, quota: Quota) -> "ChromaPlace":
         """The place with a server's quota. Folders have no quotas."""
         return self if self.folder else replace(self, quota=quota)
+
+    @property
+    def page(self) -> int:
+        """How many records to read or write in one call."""
+        return _FOLDER_PAGE if self.folder else self.quota.page
 
     @property
     def url(self) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -39,34 +40,17 @@ _ADDRESS = re.compile(r"\d{1,3}(\.\d{1,3}){3}")
 
 
 @dataclass(frozen=True)
-class ShardLayout:
-    """The shards of one index: `places` that hold them in turn, the collection's name, and their number."""
+class ChromaIndex:
+    """The location of an index that is not open yet: `places` hold its `shards` in turn."""
 
+    setting: ClassVar[str] = "chroma.path"
     places: tuple[ChromaPlace, ...]
-    collection: str
+    name: str
     shards: int
-
-    @classmethod
-    def parse(cls, paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int) -> "ShardLayout":
-        """Read folders or addresses. Raises StoreError for a bad one, or for more of them than shards."""
-        places = tuple(map(ChromaPlace.parse, paths))
-        if not 0 < len(set(places)) == len(places) <= shards:
-            listed = ", ".join(map(str, places)) or "nothing"
-            raise StoreError(
-                f"chroma.path names {listed} for chroma.shards={shards}: name each place once, and no more "
-                "places than shards"
-            )
-        longest = f"{collection}-00-of-{shards:02d}" if shards > 1 else collection
-        if not _NAME.fullmatch(longest) or ".." in longest or _ADDRESS.fullmatch(longest):
-            raise StoreError(
-                f"chroma.collection={collection} is no name for Chroma: write 3 to 512 of a-z, A-Z, 0-9, ._- "
-                "(no .. and no IP address), beginning and ending with a letter or digit"
-            )
-        return cls(places, collection, shards)
 
     def __str__(self) -> str:
         shards = f"{self.shards} shards in " if self.shards > 1 else ""
-        return f"collection {self.collection!r} in {shards}{', '.join(map(str, self.places))}"
+        return f"collection {self.name!r} in {shards}{', '.join(map(str, self.places))}"
 
     @property
     def folder(self) -> Path | None:
@@ -81,11 +65,15 @@ class ShardLayout:
         """Return a shard's Chroma and its collection's name there. A single shard has the plain names."""
         place = self.places[number % len(self.places)]
         if self.shards == 1:
-            return place, self.collection
+            return place, self.name
         if place.folder is None:
-            return place, f"{self.collection}-{number:02d}-of-{self.shards:02d}"
+            return place, f"{self.name}-{number:02d}-of-{self.shards:02d}"
         folder = place.folder / self.label(number)
-        return replace(place, text=str(folder), folder=folder), self.collection
+        return replace(place, text=str(folder), folder=folder), self.name
+
+    def each(self) -> list[tuple[ChromaPlace, str]]:
+        """Return `place` of all shards."""
+        return [self.place(number) for number in range(self.shards)]
 
     def check_count(self) -> None:
         """Raise StoreError if any place holds this index in another number of shards."""
@@ -97,9 +85,49 @@ class ShardLayout:
             else:
                 with connect(place) as client:
                     names = collection_names(client)
-                found, is_whole = shard_counts(names, self.collection), self.collection in names
+                found, is_whole = shard_counts(names, self.name), self.name in names
             if others := found - {self.shards} | ({1} if is_whole else set()):
                 raise other_shards(place, min(others), self.shards)
+
+    def open(self) -> "Store | ShardedStore":
+        """Open it. Raises StoreError if it is missing, of another tool, or not the whole."""
+        if self.shards > 1:
+            return ShardedStore(self)
+        store = Store(*self.place(0))
+        if shard := store.info.shard:
+            store.close()
+            raise StoreError(
+                f"{self} is shard {shard} of an index, and answers for a part of it: open the whole "
+                f"(chroma.shards={shard.rpartition('/')[2]}, and chroma.path as it was built)"
+            )
+        return store
+
+    def documents(self) -> Iterator[tuple[str, str, str]]:
+        """Yield (id, title, text) of every document, sorted by id. Raises StoreError."""
+        return heapq.merge(*(iter_documents(*shard) for shard in self.each()), key=itemgetter(0))
+
+    def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
+        """Yield the documents in a random order that does not depend on shards, None without draws."""
+        with closing(self.open()) as store:
+            return draw_from(self.each(), seed) if store.info.draws == DRAWS else None
+
+
+def chroma_index(paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1) -> ChromaIndex:
+    """Return the index at folders or addresses. Raises StoreError for bad ones, or for more than shards."""
+    places = tuple(map(ChromaPlace.parse, paths))
+    if not 0 < len(set(places)) == len(places) <= shards:
+        listed = ", ".join(map(str, places)) or "nothing"
+        raise StoreError(
+            f"chroma.path names {listed} for chroma.shards={shards}: name each place once, and no more "
+            "places than shards"
+        )
+    longest = f"{collection}-00-of-{shards:02d}" if shards > 1 else collection
+    if not _NAME.fullmatch(longest) or ".." in longest or _ADDRESS.fullmatch(longest):
+        raise StoreError(
+            f"chroma.collection={collection} is no name for Chroma: write 3 to 512 of a-z, A-Z, 0-9, ._- "
+            "(no .. and no IP address), beginning and ending with a letter or digit"
+        )
+    return ChromaIndex(places, collection, shards)
 
 
 def merge(answers: Sequence[Sequence[ScoredPassage]], topk: int) -> list[ScoredPassage]:
@@ -124,70 +152,19 @@ def whole_of(shards: Sequence[CollectionInfo]) -> CollectionInfo:
     )
 
 
-@dataclass(frozen=True)
-class ChromaIndex:
-    """The location of an index in one collection or in shards, not open yet."""
-
-    setting: ClassVar[str] = "chroma.path"
-    layout: ShardLayout
-
-    @property
-    def name(self) -> str:
-        """The collection's name, without the shards' numbers."""
-        return self.layout.collection
-
-    @property
-    def folder(self) -> Path | None:
-        """The folder with all of it, None for a server or several places."""
-        return self.layout.folder
-
-    def __str__(self) -> str:
-        return str(self.layout)
-
-    def open(self) -> "Store | ShardedStore":
-        """Open it. Raises StoreError if it is missing, of another tool, or not the whole."""
-        if self.layout.shards > 1:
-            return ShardedStore(self.layout)
-        store = Store(*self.layout.place(0))
-        if shard := store.info.shard:
-            store.close()
-            raise StoreError(
-                f"{self} is shard {shard} of an index, and answers for a part of it: open the whole "
-                f"(chroma.shards={shard.rpartition('/')[2]}, and chroma.path as it was built)"
-            )
-        return store
-
-    def documents(self) -> Iterator[tuple[str, str, str]]:
-        """Yield (id, title, text) of every document, sorted by id. Raises StoreError."""
-        each = [iter_documents(*self.layout.place(number)) for number in range(self.layout.shards)]
-        return heapq.merge(*each, key=lambda document: document[0])
-
-    def drawn(self, seed: int) -> Iterator[tuple[str, str, str]] | None:
-        """Yield the documents in a random order that does not depend on shards, None without draws."""
-        with closing(self.open()) as store:
-            if store.info.draws != DRAWS:
-                return None
-        return draw_from([self.layout.place(number) for number in range(self.layout.shards)], seed)
-
-
-def chroma_index(paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1) -> ChromaIndex:
-    """Return the index in one collection, or in shards. Raises StoreError."""
-    return ChromaIndex(ShardLayout.parse(paths, collection, shards))
-
-
 class ShardedStore:
     """The open shards of an index. Several threads may query it."""
 
-    def __init__(self, layout: ShardLayout) -> None:
-        layout.check_count()
-        self.layout = layout
-        self.name = layout.collection
+    def __init__(self, index: ChromaIndex) -> None:
+        index.check_count()
+        self._index = index
+        self.name = index.name
         with ExitStack() as stack:
             self._shards = [
-                stack.enter_context(closing(_open(layout, number))) for number in range(layout.shards)
+                stack.enter_context(closing(_open(index, number))) for number in range(index.shards)
             ]
-            self.info = _checked(layout, [store.info for store in self._shards])
-            self._threads = stack.enter_context(ThreadPoolExecutor(layout.shards, thread_name_prefix="shard"))
+            self.info = _checked(index, [store.info for store in self._shards])
+            self._threads = stack.enter_context(ThreadPoolExecutor(index.shards, thread_name_prefix="shard"))
             self._release = stack.pop_all().close
 
     def close(self) -> None:
@@ -202,7 +179,7 @@ class ShardedStore:
     def check_embedder(self, embedder: Embedder) -> None:
         """Raise StoreError unless queries of `embedder` are comparable with every shard's vectors."""
         for number, store in enumerate(self._shards):
-            with _naming(self.layout, number):
+            with _naming(self._index, number):
                 store.check_embedder(embedder)
 
     def check_content(self) -> bool:
@@ -223,49 +200,49 @@ class ShardedStore:
         """Ask all shards at once. Raises the first error, with the shard's name."""
 
         def asked(number: int) -> Answer:
-            with _naming(self.layout, number):
+            with _naming(self._index, number):
                 return ask(self._shards[number])
 
-        return list(self._threads.map(asked, range(self.layout.shards)))
+        return list(self._threads.map(asked, range(self._index.shards)))
 
 
 @contextmanager
-def _naming(layout: ShardLayout, number: int) -> Iterator[None]:
+def _naming(index: ChromaIndex, number: int) -> Iterator[None]:
     try:
         yield
     except (StoreError, StoreUnavailable) as error:
-        raise type(error)(f"{layout.label(number)}: {error}") from error
+        raise type(error)(f"{index.label(number)}: {error}") from error
 
 
-def _open(layout: ShardLayout, number: int) -> Store:
-    place, name = layout.place(number)
+def _open(index: ChromaIndex, number: int) -> Store:
+    place, name = index.place(number)
     if place.folder is not None and not (place.folder / DATABASE_FILE).exists():
-        where = " and ".join(map(str, layout.places))
+        where = " and ".join(map(str, index.places))
         raise StoreNotReady(
-            f"{layout.label(number)} of collection {name!r} is missing in {where}: build it, or finish a "
+            f"{index.label(number)} of collection {name!r} is missing in {where}: build it, or finish a "
             "build that was cut off, with the same `drzero prepare-data source=…`"
         )
-    with _naming(layout, number):
+    with _naming(index, number):
         return Store(place, name)
 
 
-def _checked(layout: ShardLayout, infos: Sequence[CollectionInfo]) -> CollectionInfo:
+def _checked(index: ChromaIndex, infos: Sequence[CollectionInfo]) -> CollectionInfo:
     """Return how the index was built. Raises StoreError, naming the first two shards that disagree."""
     again = "index the corpus again with replace=true"
     for number, info in enumerate(infos):
-        this, other = layout.label(number), layout.label(0)
-        if info.shard != (wanted := f"{number}/{layout.shards}"):
+        this, other = index.label(number), index.label(0)
+        if info.shard != (wanted := f"{number}/{index.shards}"):
             is_one = f"shard {info.shard}" if info.shard else "no shard"
-            raise StoreError(f"what is at {this} of {layout} was built as {is_one}, not {wanted}: {again}")
+            raise StoreError(f"what is at {this} of {index} was built as {is_one}, not {wanted}: {again}")
         for what in _ALIKE:
             if (ours := getattr(info, what)) != (theirs := getattr(infos[0], what)):
                 raise StoreError(
-                    f"the shards of {layout} do not belong together, {what} is {theirs!r} in {other} and "
+                    f"the shards of {index} do not belong together, {what} is {theirs!r} in {other} and "
                     f"{ours!r} in {this}: {again}"
                 )
         if info.whole != infos[0].whole:
             raise StoreError(
-                f"{this} and {other} of {layout} are of different versions of the corpus: an update is "
+                f"{this} and {other} of {index} are of different versions of the corpus: an update is "
                 "running or was cut off; finish it with the same `drzero prepare-data source=…`"
             )
     return whole_of(infos)

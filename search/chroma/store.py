@@ -93,22 +93,19 @@ def get_collection(client: ClientAPI, place: ChromaPlace | Path | str, name: str
         raise StoreError(f"no collection {name!r} in {place}: it holds {holds}") from None
 
 
-def iter_documents(
-    place: ChromaPlace | Path | str, collection: str, batch: int = 1000
-) -> Iterator[tuple[str, str, str]]:
+def iter_documents(place: ChromaPlace | Path | str, collection: str) -> Iterator[tuple[str, str, str]]:
     """Yield (id, title, text) of any collection's documents (or chunks), sorted by id, in bounded memory."""
     place = ChromaPlace.parse(place)
-    batch = batch if place.folder else min(batch, place.quota.page)
     # The empty name is a temporary database, which SQLite moves to disk as it grows.
     with connect(place) as client, closing(sqlite3.connect("")) as database:
         handle = get_collection(client, place, collection)
         database.execute("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID")
         offset = 0
-        while some := handle.get(include=[], limit=batch, offset=offset)["ids"]:
+        while some := handle.get(include=[], limit=place.page, offset=offset)["ids"]:
             database.executemany("INSERT INTO ids VALUES (?)", ((key,) for key in some))
             offset += len(some)
         ids = ((key, 0) for (key,) in database.execute("SELECT id FROM ids ORDER BY id"))
-        yield from _documents([handle], ids, batch)
+        yield from _documents([handle], ids, place.page)
 
 
 def _documents(
@@ -155,18 +152,17 @@ def draw_from(collections: Sequence[tuple[ChromaPlace, str]], seed: int) -> Iter
                 for key in _with_draws(handle, some, pages[number])
             )
             rng.shuffle(found)
-            yield from _documents(handles, iter(found), min(place.quota.page for place, _ in collections))
+            yield from _documents(handles, iter(found), min(place.page for place, _ in collections))
 
 
 def _with_draws(handle: chromadb.Collection, draws: list[int], page: int) -> list[str]:
     found: list[str] = []
     asked: Any = {DRAW: {"$in": draws}}
-    is_last = False
-    while not is_last:
+    while True:
         some = handle.get(where=asked, limit=page, offset=len(found), include=[])["ids"]
         found += some
-        is_last = len(some) < page
-    return found
+        if len(some) < page:
+            return found
 
 
 def open_collection(place: ChromaPlace | Path | str, name: str) -> "closing[Store]":

@@ -40,7 +40,7 @@ class Boundaries:
     """Good places to cut a text at."""
 
     def __init__(self, text: str, markdown: bool) -> None:
-        self._text = text
+        self.text = text
         self._sections: list[int] = []  # starts of headings
         self._blocks: list[int] = []  # starts of other blocks
         self._whole: list[Span] = []  # fences, tables, headings with the first character below, in order
@@ -103,7 +103,7 @@ class Boundaries:
 
     def _ends(self, pattern: re.Pattern[str], start: int, most: int) -> Iterator[int]:
         # Text after the end matters too, such as a small letter.
-        for match in pattern.finditer(self._text, start, min(most + 2, len(self._text))):
+        for match in pattern.finditer(self.text, start, min(most + 2, len(self.text))):
             if start < match.end() <= most:
                 yield match.end()
 

@@ -120,14 +120,13 @@ def target_folder(folder: Path | None, name: str, is_kept: bool = False) -> Iter
         return
     with work_folder(folder) as work:
         recover(folder)
+        may_stay = True
         try:
             yield work
-        except BaseException:
-            if not _has_vectors(work):
+            may_stay = is_kept
+        finally:
+            if not (may_stay and _has_vectors(work)):
                 shutil.rmtree(work, ignore_errors=True)
-            raise
-        if not (is_kept and _has_vectors(work)):
-            shutil.rmtree(work, ignore_errors=True)
 
 
 def _has_vectors(folder: Path) -> bool:

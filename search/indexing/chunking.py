@@ -21,6 +21,7 @@ from search.stored_index import passage_text
 CHARACTERS_PER_TOKEN = 64
 WINDOW_CHARACTERS_PER_TOKEN = 8
 WORD_START = re.compile(r"(?<=\s)\S")
+Offsets = list[tuple[int, int]]  # of tokens in a text: start and end
 
 
 class ChunkingError(CorpusError):
@@ -86,7 +87,7 @@ class Chunker:
         offsets = self._offsets(title)
         if len(offsets) > (most := self.limit // 4):
             title = title[: offsets[most][0]].rstrip()
-        spans = list(self._spans(title, text, Boundaries(text, document.markdown)))
+        spans = list(self._spans(title, Boundaries(text, document.markdown)))
         chunks = []
         for part, (start, end) in enumerate(spans, start=1):
             content = hashlib.sha256(passage_text(title, text[start:end]).encode()).hexdigest()
@@ -97,17 +98,17 @@ class Chunker:
     def _count(self, title: str, text: str) -> int:
         return len(self._tokenizer.encode(self.prefix + passage_text(title, text)).ids)
 
-    def _offsets(self, text: str) -> list[tuple[int, int]]:
+    def _offsets(self, text: str) -> Offsets:
         return list(self._tokenizer.encode(text, add_special_tokens=False).offsets)
 
-    def _spans(self, title: str, text: str, boundaries: Boundaries) -> Iterator[tuple[int, int]]:
+    def _spans(self, title: str, boundaries: Boundaries) -> Iterator[tuple[int, int]]:
         """Yield each chunk's start and end. Only a window is tokenized at a time, so memory stays bounded."""
-        budget = self.limit - self._count(title, "")
+        text, budget = boundaries.text, self.limit - self._count(title, "")
         start = done = 0
         while True:
-            window = text[start : start + budget * WINDOW_CHARACTERS_PER_TOKEN]
-            offsets = self._offsets(window)
-            cut = self._cut(title, text, start, window, offsets, budget, boundaries)
+            window_end = min(start + budget * WINDOW_CHARACTERS_PER_TOKEN, len(text))
+            offsets = self._offsets(text[start:window_end])
+            cut = self._cut(title, start, window_end, offsets, budget, boundaries)
             if start < cut.place <= done:  # only repeated text fits in front of a whole part
                 start = done
                 continue
@@ -115,11 +116,9 @@ class Chunker:
             if cut.place == len(text):
                 return
             done = cut.place
-            start = self._next_start(text, start, offsets, cut, boundaries)
+            start = self._next_start(start, offsets, cut, boundaries)
 
-    def _next_start(
-        self, text: str, start: int, offsets: list[tuple[int, int]], cut: Cut, boundaries: Boundaries
-    ) -> int:
+    def _next_start(self, start: int, offsets: Offsets, cut: Cut, boundaries: Boundaries) -> int:
         """Where the chunk after a cut begins: up to `overlap` tokens before it."""
         inside = sum(start + token_start < cut.place for token_start, _ in offsets)
         repeated = min(self.overlap, inside // 2)
@@ -130,6 +129,7 @@ class Chunker:
             return sentence
         if cut.is_end:
             return cut.place
+        text = boundaries.text
         # Whole lines, such as code, are followed by whole lines.
         line = LINE_END.search(text, earliest, cut.place - 1) if text[cut.place - 1] == "\n" else None
         if line:
@@ -138,25 +138,19 @@ class Chunker:
         return word.start() if word else earliest
 
     def _cut(
-        self,
-        title: str,
-        text: str,
-        start: int,
-        window: str,
-        offsets: list[tuple[int, int]],
-        budget: int,
-        boundaries: Boundaries,
+        self, title: str, start: int, window_end: int, offsets: Offsets, budget: int, boundaries: Boundaries
     ) -> Cut:
+        text = boundaries.text
 
         def fits(part: Span) -> bool:
             is_small = part.end - part.start <= self.limit * CHARACTERS_PER_TOKEN
             return is_small and self._count(title, text[part.start : part.end]) <= self.limit
 
         tokens = min(budget, len(offsets))
-        cut = Cut(start + len(window), True)
-        if tokens < len(offsets) or cut.place < len(text):
-            most = offsets[tokens][0] if tokens < len(offsets) else len(window)
-            cut = boundaries.cut(start, start + most, fits)
+        cut = Cut(window_end, True)
+        if tokens < len(offsets) or window_end < len(text):
+            most = start + offsets[tokens][0] if tokens < len(offsets) else window_end
+            cut = boundaries.cut(start, most, fits)
         # Cutting the first or last word can add tokens.
         while (
             excess := self._count(title, text[start : cut.place]) - self.limit

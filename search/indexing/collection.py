@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from chromadb.errors import ChromaError
 
 from drzero.ops.files import publish
 from search.chroma.content import check_content, record_content
@@ -36,7 +35,6 @@ SETTINGS = (
     *("chunk_tokens", "chunk_overlap", "schema_version"),
 )
 """Metadata that chunks and vectors depend on, besides the documents."""
-FOLDER_PAGE = 1000  # Records per call. A folder accepts 5,461, a server what its quota says.
 
 Embedded = Iterator[tuple[list[JournalRow], np.ndarray]]  # chunks and vectors (n, dimension), by unit
 
@@ -99,16 +97,15 @@ class Collection:
 
     def chunks(self) -> Iterator[tuple[str, str, str | None, int]]:
         """Yield each existing chunk's id, document, document digest and number of chunks."""
-        page_size = FOLDER_PAGE if self.place.folder else self.place.quota.page
         with connect(self.place) as client:
             handle = client.get_collection(self.name, embedding_function=None)
             offset = 0
-            while ids := (page := handle.get(include=["metadatas"], limit=page_size, offset=offset))["ids"]:
-                for key, stored in zip(ids, page["metadatas"] or [], strict=True):
+            while (page := handle.get(include=["metadatas"], limit=self.place.page, offset=offset))["ids"]:
+                for key, stored in zip(page["ids"], page["metadatas"] or [], strict=True):
                     metadata: Mapping[str, Any] = stored or {}
                     parts = str(metadata.get("chunk", "1/1")).rpartition("/")[2]
                     yield key, str(metadata.get("doc_id", key)), metadata.get("doc_digest"), int(parts)
-                offset += len(ids)
+                offset += len(page["ids"])
 
     def write_folder(
         self, journal: IndexJournal, info: CollectionInfo, update: bool, units: int, work: Path
@@ -143,7 +140,6 @@ def write(
     """Write the collection to `place`, each unit once it is embedded, and its info last."""
     info = replace(info, shard=target.shard, whole=target.whole)
     threshold = sync_threshold(journal.chunk_count())
-    page = FOLDER_PAGE if place.folder else place.quota.page
     kept = (*SETTINGS, "draws")
     mark = {name: getattr(info, name) for name in kept} | {BEING_WRITTEN: info.version}
     if target.whole:
@@ -151,27 +147,24 @@ def write(
     with connect(place, create=True) as client:
         if not update and target.name in collection_names(client):
             client.delete_collection(target.name)
-        try:
-            handle = client.get_or_create_collection(
-                target.name,
-                configuration={"hnsw": HNSW | {"sync_threshold": threshold}},
-                metadata=mark,
-                embedding_function=None,
-            )
-        except ChromaError as error:  # a name that Chroma does not allow
-            raise StoreError(f"collection {target.name!r} cannot be created: {error}") from error
+        handle = client.get_or_create_collection(
+            target.name,
+            configuration={"hnsw": HNSW | {"sync_threshold": threshold}},
+            metadata=mark,
+            embedding_function=None,
+        )
         # The collection may have existed before.
         handle.modify(metadata=mark)
         set_sync_threshold(handle, threshold)
         stale = journal.stale_chunks()
-        while some := list(islice(stale, page)):
+        while some := list(islice(stale, place.page)):
             handle.delete(ids=some)
         for rows, vectors in embedded:
-            for start in range(0, len(rows), page):
-                some_rows = rows[start : start + page]
+            for start in range(0, len(rows), place.page):
+                some_rows = rows[start : start + place.page]
                 handle.upsert(
                     ids=[row.id for row in some_rows],
-                    embeddings=vectors[start : start + page],
+                    embeddings=vectors[start : start + place.page],
                     documents=[row.text for row in some_rows],
                     metadatas=[row.metadata() | {DRAW: draw_of(row.id)} for row in some_rows],
                 )

@@ -37,11 +37,6 @@ class FaissFolder:
         return f"the FAISS index in {self.folder}"
 
     @property
-    def name(self) -> str:
-        """The folder's name."""
-        return self.folder.name
-
-    @property
     def files(self) -> FaissFiles:
         """Its files, existing or not."""
         return FaissFiles(self.folder / INDEX_FILE, self.folder / CORPUS_FILE)
@@ -83,18 +78,10 @@ class FaissFolder:
         if record is None or record.kind not in ("flat", "hnsw"):
             return
         index = map_index(self.files.index)
-        for row, found in enumerate(self._records()):
-            part, _, parts = found["chunk"].partition("/")
-            chunk = [
-                found["doc_id"],
-                found["doc_digest"],
-                part,
-                parts,
-                found["id"],
-                found["title"],
-                found["text"],
-            ]
-            yield chunk, np.asarray(index.reconstruct(row))
+        for place, row in enumerate(self._records()):
+            part, _, parts = row["chunk"].partition("/")
+            chunk = [row["doc_id"], row["doc_digest"], part, parts, row["id"], row["title"], row["text"]]
+            yield chunk, np.asarray(index.reconstruct(place))
 
     def _records(self) -> Iterator[dict[str, str]]:
         with self.files.corpus.open("rb") as lines:

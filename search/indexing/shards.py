@@ -17,14 +17,13 @@ from functools import partial
 from itertools import chain
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from setproctitle import setproctitle
 
 from drzero.ops.process.keeper import die_with
 from search.chroma.location import ChromaPlace
-from search.chroma.sharded_store import ShardLayout, shard_of, whole_of
+from search.chroma.sharded_store import ChromaIndex, chroma_index, shard_of, whole_of
 from search.chroma.store import BEING_WRITTEN
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
@@ -56,38 +55,37 @@ if TYPE_CHECKING:
 class Shards:
     """The shards of an index, which need not exist yet. `writers` of them are inserted at once."""
 
-    layout: ShardLayout
+    index: ChromaIndex
     writers: int = 2
 
     def __str__(self) -> str:
-        return str(self.layout)
+        return str(self.index)
 
     @property
     def folder(self) -> Path | None:
         """The folder with all shards, None for a server or several places."""
-        return self.layout.folder
+        return self.index.folder
 
     def collections(self, whole: str = "") -> list[Collection]:
         """Return the shards as collections of that version of the whole."""
         targets = []
-        for number in range(self.layout.shards):
-            place, name = self.layout.place(number)
+        for number, (place, name) in enumerate(self.index.each()):
             if place.folder is not None:  # a folder built next to a link could not replace the link's target
                 place = changed(place, folder=place.folder.resolve())
-            shard = f"{number}/{self.layout.shards}" if self.layout.shards > 1 else ""
+            shard = f"{number}/{self.index.shards}" if self.index.shards > 1 else ""
             targets.append(Collection(place, name, shard, whole))
         return targets
 
     def size(self, chunks: int, dimension: int, text_bytes: int) -> IndexSize:
         """Return the size of an index with this content."""
-        return ShardedSize(chunks, dimension, text_bytes, self.layout.shards, self.writers)
+        return ShardedSize(chunks, dimension, text_bytes, self.index.shards, self.writers)
 
 
 def chroma_target(
     paths: Sequence[str | Path | ChromaPlace], collection: str, shards: int = 1, writers: int = Shards.writers
 ) -> Collection | Shards:
     """Return one collection to write, or its shards. Raises StoreError."""
-    target = Shards(ShardLayout.parse(paths, collection, shards), writers)
+    target = Shards(chroma_index(paths, collection, shards), writers)
     return target.collections()[0] if shards == 1 else target
 
 
@@ -121,7 +119,7 @@ def build(
     encoder = Embedder(embedder if options.workers == 1 else changed(embedder, device="cpu"))
     is_kept = options.embed_only and not isinstance(target, Shards)
     if isinstance(target, Shards):
-        target.layout.check_count()
+        target.index.check_count()
     with naming_unwritable(target), target_folder(target.folder, str(target), is_kept) as folder:
         if isinstance(target, Shards):
             report = _build_shards(corpus, target, embedder, encoder, options, folder)
@@ -160,7 +158,7 @@ def _build_shards(
         if (info := _unchanged(targets, is_same, options.replace)) is not None:
             return IndexReport(info, False, surveyed)
         changes = None if options.replace else _check_update(target, targets, is_same, journal, corpus)
-        parts = _cut(journal, corpus, target.layout, folder)
+        parts = _cut(journal, corpus, target.index, folder)
     reports = []
     with ExitStack() as held, Writers(target.writers) as writers:
         for number, (one, part) in enumerate(zip(targets, parts, strict=True)):
@@ -171,7 +169,7 @@ def _build_shards(
             report, unwritten = shard.embed(its_folder)
             reports.append(report)
             part.unlink()
-            name = target.layout.label(number)
+            name = target.index.label(number)
             print(f"{name}: {report.embedded} chunks embedded, {report.resumed} resumed", flush=True)
             if unwritten:
                 writers.start(name, unwritten)
@@ -191,11 +189,11 @@ def _unchanged(
 ) -> CollectionInfo | None:
     infos = []
     for one in targets:
-        metadata = one.metadata()
+        metadata = one.metadata() or {}
         info = CollectionInfo.from_metadata(metadata)
         if info is None or (info.shard, info.whole) != (one.shard, one.whole):
             return None
-        if settings_of(metadata or {}) != settings:
+        if settings_of(metadata) != settings:
             return None
         infos.append(info)
     try:
@@ -233,22 +231,22 @@ def _check_update(
     return changes
 
 
-def _cut(journal: IndexJournal, corpus: Corpus, layout: ShardLayout, folder: Path) -> list[Path]:
+def _cut(journal: IndexJournal, corpus: Corpus, index: ChromaIndex, folder: Path) -> list[Path]:
     """Write the surveyed documents to a file per shard. Raises StoreError if one would be empty."""
     journal.forget_existing()  # else unchanged documents would be left out
     journal.select_unsplit()
-    parts = [folder / f"{layout.label(number)}.jsonl" for number in range(layout.shards)]
-    counts = [0] * layout.shards
+    parts = [folder / f"{index.label(number)}.jsonl" for number in range(index.shards)]
+    counts = [0] * index.shards
     with ExitStack() as stack:
         files = [stack.enter_context(part.open("w", encoding="ascii")) for part in parts]
         for document, _ in stack.enter_context(closing(journal.read_unsplit(corpus))):
-            number = shard_of(document.id, layout.shards)
+            number = shard_of(document.id, index.shards)
             record = {name: getattr(document, name) for name in ("id", "title", "text", "markdown")}
             files[number].write(json.dumps(record) + "\n")
             counts[number] += 1
     if 0 in counts:
         raise StoreError(
-            f"{layout.label(counts.index(0))} would be empty, as {corpus} has {sum(counts)} "
+            f"{index.label(counts.index(0))} would be empty, as {corpus} has {sum(counts)} "
             "documents: set fewer chroma.shards (or --shards)"
         )
     return parts
@@ -256,7 +254,7 @@ def _cut(journal: IndexJournal, corpus: Corpus, layout: ShardLayout, folder: Pat
 
 def _planned(target: Shards, number: int, of_one: Planned, there: int) -> Planned:
     """The whole's needs, estimated from the first shard to embed, since hashing makes shards alike."""
-    shards, left, size = target.layout.shards, target.layout.shards - number, of_one.size
+    shards, left, size = target.index.shards, target.index.shards - number, of_one.size
     return Planned(
         target.size(shards * size.chunks, size.dimension, shards * size.text_bytes),
         left * of_one.chunks,
@@ -281,9 +279,7 @@ class Writers:
     def __enter__(self) -> "Writers":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait until everything is written, or end the processes after an error."""
         try:
             for future in self._writing if kind is None else ():

@@ -9,7 +9,7 @@ import hmac
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -19,6 +19,8 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBearer
 from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import ClientDisconnect
+from starlette.types import Message, Receive, Scope, Send
 from typing_extensions import TypedDict  # pydantic takes typing.TypedDict from Python 3.12 on only
 
 from drzero.ops.connections import PIECE
@@ -39,12 +41,7 @@ MAX_PASSAGES_HELD = 4 * MAX_PASSAGES
 DEFAULT_TOPK = 3
 INDEX_UNAVAILABLE = 424  # `/health`'s status while restarting the server would not help: Failed Dependency
 CLIENT_GONE = 499  # As nginx logs a client that closed its connection before the answer. It is never sent.
-_CLOSE = (b"connection", b"close")
-_TOKEN_NEEDED = "a bearer token is needed"
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+_CLOSE = {"connection": "close"}
 
 Query = Annotated[str, msgspec.Meta(max_length=MAX_QUERY_CHARS)]
 # Some clients send 3.0, which is an integer in JSON.
@@ -69,14 +66,6 @@ class Failure:
     detail: str
 
 
-class HttpRefusal(Exception):
-    """A request that gets `status` instead of passages."""
-
-    def __init__(self, status: int, detail: str, *headers: tuple[bytes, bytes]) -> None:
-        super().__init__(detail)
-        self.status, self.headers = status, headers
-
-
 _decode = msgspec.json.Decoder(RetrieveRequest).decode
 
 
@@ -88,7 +77,7 @@ class RetrievalApp:
         self._credentials = None if token is None else f"Bearer {token}".encode()
         self._access_log = access_log
         self._passages_held = 0
-        self._rest = _rest(retrieval, self._is_known, with_token=token is not None)
+        self._rest = _rest(retrieval, self._check_token, with_token=token is not None)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -97,7 +86,7 @@ class RetrievalApp:
         started = time.perf_counter()
         record = {"status": 0, "queries": 0, "topk": 0, "bytes": 0}
 
-        async def recorded(message: MutableMapping[str, Any]) -> None:
+        async def recorded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record["status"] = message["status"]
             record["bytes"] += len(message.get("body", b""))
@@ -141,9 +130,10 @@ class RetrievalApp:
                 record |= {"queries": len(request.queries), "topk": topk}
                 held = self._hold(len(request.queries) * topk)
                 body = await self._answer(request, topk, receive)
-            except HttpRefusal as refusal:
-                status, body = refusal.status, msgspec.json.encode(Failure(str(refusal)))
-                headers += refusal.headers
+            except HTTPException as refusal:
+                status, body = refusal.status_code, msgspec.json.encode(Failure(refusal.detail))
+                more = refusal.headers or {}
+                headers += [(name.encode(), value.encode()) for name, value in more.items()]
             if status == CLIENT_GONE:
                 record["status"] = status
                 return
@@ -152,15 +142,15 @@ class RetrievalApp:
             # Each piece waits until the client has read most of the one before.
             for start in range(0, len(body), PIECE):
                 end = start + PIECE
-                more = end < len(body)
-                await send({"type": "http.response.body", "body": body[start:end], "more_body": more})
+                piece = {"body": body[start:end], "more_body": end < len(body)}
+                await send({"type": "http.response.body", **piece})
         finally:
             self._passages_held -= held
 
     def _hold(self, passages: int) -> int:
-        """Reserve room for an answer and return its size. Raises HttpRefusal without room."""
+        """Reserve room for an answer and return its size. Raises HTTPException without room."""
         if passages > MAX_PASSAGES:
-            raise HttpRefusal(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
+            raise HTTPException(422, f"queries × topk is more than {MAX_PASSAGES}: ask in several requests")
         if self._passages_held + passages > MAX_PASSAGES_HELD:
             raise _busy(f"overloaded: {self._passages_held} passages are being found or sent")
         self._passages_held += passages
@@ -170,10 +160,11 @@ class RetrievalApp:
         batcher = self.retrieval.batcher
         batcher.expect()
         try:
-            self._admit(scope)
-            if scope["method"] != "POST":
-                raise HttpRefusal(405, "only POST is answered here", (b"allow", b"POST"))
-            return await self._read(receive)
+            request = Request(scope, receive)
+            self._admit(request)
+            if request.method != "POST":
+                raise HTTPException(405, "only POST is answered here", {"allow": "POST"})
+            return await self._read(request)
         finally:
             batcher.arrived()
 
@@ -194,28 +185,24 @@ class RetrievalApp:
         except asyncio.CancelledError:
             if not watcher.done():
                 raise  # not by the watcher: the server is closing
-            raise HttpRefusal(CLIENT_GONE, "") from None
+            raise HTTPException(CLIENT_GONE, "") from None
         except Exception as error:  # the model or the index failed on these queries
-            raise HttpRefusal(500, f"retrieval failed: {_plain(error)}") from error
+            raise HTTPException(500, f"retrieval failed: {_plain(error)}") from error
         finally:
             watcher.cancel()
         lists = (hits.scored() if request.return_scores else hits.plain() for hits in found)
         return b'{"result":[%b]}' % b",".join(lists)
 
-    def _is_known(self, credentials: bytes) -> bool:
-        """Whether an Authorization header holds the token, compared in constant time, or none is needed."""
-        return self._credentials is None or hmac.compare_digest(credentials, self._credentials)
+    def _check_token(self, request: Request) -> None:
+        """Raise HTTPException unless it holds the token, compared in constant time, or none is needed."""
+        credentials = request.headers.get("authorization", "").encode("latin-1")
+        if self._credentials is not None and not hmac.compare_digest(credentials, self._credentials):
+            raise HTTPException(401, "a bearer token is needed", {"www-authenticate": "Bearer"})
 
-    def _admit(self, scope: Scope) -> None:
-        """Raise HttpRefusal for a bad token, while draining, or for a body announced as too long."""
-        length, credentials = 0, b""
-        for name, value in scope["headers"]:
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"authorization":
-                credentials = value
-        if not self._is_known(credentials):
-            raise HttpRefusal(401, _TOKEN_NEEDED, (b"www-authenticate", b"Bearer"))
+    def _admit(self, request: Request) -> None:
+        """Raise HTTPException for a bad token, while draining, or for a body announced as too long."""
+        self._check_token(request)
+        length = int(request.headers.get("content-length", 0))
         if self.retrieval.draining:
             raise _busy("the server is shutting down", _CLOSE)
         if length > MAX_BODY_BYTES:
@@ -226,39 +213,36 @@ class RetrievalApp:
             except Unavailable as error:
                 raise _busy(str(error), _CLOSE) from error
 
-    async def _read(self, receive: Receive) -> RetrieveRequest:
-        """Return the body's request. Raises HttpRefusal as soon as it is too large, too slow or invalid."""
+    async def _read(self, request: Request) -> RetrieveRequest:
+        """Return the body's request. Raises HTTPException as soon as it is too large, too slow or invalid."""
         body, deadline_s = bytearray(), self.retrieval.limits.deadline_s
         try:
             async with asyncio.timeout(deadline_s):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise HttpRefusal(CLIENT_GONE, "")
-                    body += message.get("body", b"")
+                async for part in request.stream():
+                    body += part
                     if len(body) > MAX_BODY_BYTES:
                         raise _too_large()
-                    more = message.get("more_body", False)
+        except ClientDisconnect:
+            raise HTTPException(CLIENT_GONE, "") from None
         except TimeoutError:
-            raise HttpRefusal(408, f"the body did not arrive within {deadline_s:g} s", _CLOSE) from None
+            raise HTTPException(408, f"the body did not arrive within {deadline_s:g} s", _CLOSE) from None
         try:
             return _decode(body)
         except msgspec.ValidationError as error:
-            raise HttpRefusal(422, str(error)) from None
+            raise HTTPException(422, str(error)) from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             what = "is no JSON, is nested too deep, or holds invalid Unicode"
-            raise HttpRefusal(422, f"the body {what}: {error}") from None
+            raise HTTPException(422, f"the body {what}: {error}") from None
 
 
-def _busy(detail: str, *headers: tuple[bytes, bytes]) -> HttpRefusal:
+def _busy(detail: str, headers: Mapping[str, str] = {}) -> HTTPException:
     # Clients add jitter, so that not all return together.
-    return HttpRefusal(503, detail, (b"retry-after", b"1"), *headers)
+    return HTTPException(503, detail, {"retry-after": "1", **headers})
 
 
-def _too_large() -> HttpRefusal:
+def _too_large() -> HTTPException:
     # The rest of the body stays unread, so the connection cannot be reused.
-    return HttpRefusal(413, f"the body is longer than {MAX_BODY_BYTES} bytes", _CLOSE)
+    return HTTPException(413, f"the body is longer than {MAX_BODY_BYTES} bytes", _CLOSE)
 
 
 def _plain(error: Exception) -> str:
@@ -276,7 +260,7 @@ class Answer(TypedDict):
     result: list[list[Passage | ScoredPassage]]
 
 
-def _rest(retrieval: Retrieval, is_known: Callable[[bytes], bool], with_token: bool) -> FastAPI:
+def _rest(retrieval: Retrieval, check_token: Callable[[Request], None], with_token: bool) -> FastAPI:
     # Its /docs loads nothing from elsewhere: there may be no network.
     app = FastAPIOffline(title="Dr. Zero retrieval", redoc_url=None)
     store, needs_token = retrieval.store, {401: _REASON_401} if with_token else {}
@@ -286,8 +270,7 @@ def _rest(retrieval: Retrieval, is_known: Callable[[bytes], bool], with_token: b
         return {"collection": store.name, **store.info.to_metadata()}
 
     async def admit(request: Request) -> None:
-        if not is_known(request.headers.get("authorization", "").encode("latin-1")):
-            raise HTTPException(401, _TOKEN_NEEDED, {"WWW-Authenticate": "Bearer"})
+        check_token(request)
 
     guards = [*_security(with_token), Depends(admit)]
 

@@ -66,12 +66,12 @@ class Batcher(Generic[Answer]):
         encoders: EncoderPool,
         search: Callable[[np.ndarray, int], Sequence[Answer]],
         metrics: Metrics,
-        limits: BatchLimits | None = None,
+        limits: BatchLimits,
     ) -> None:
         self._encoders = encoders
         self._search = search
         self._metrics = metrics
-        self._limits = limits or BatchLimits()
+        self._limits = limits
         # An ordered set, so that a cancelled query can leave at once.
         self._queue: OrderedDict[Query[Answer], None] = OrderedDict()
         self._encoding = 0

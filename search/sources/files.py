@@ -84,13 +84,11 @@ def _below(path: Path, root: Path, left_out: Callable[[Path], object]) -> Iterat
 def _walk(folder: Path) -> Iterator[Path]:
     # Not recursive: folders can be deeper than Python's stack.
     # Only the names on the way to one folder are in memory, not the whole tree's.
-    way = [iter([(folder, True)])]
-    while way:
-        path, is_folder = next(way[-1], (None, False))
-        if path is None:
-            way.pop()
-        elif is_folder:
-            way.append(iter(_entries(path)))
+    waiting = [(folder, True)]
+    while waiting:
+        path, is_folder = waiting.pop()
+        if is_folder:
+            waiting += reversed(_entries(path))
         else:
             yield path
 
@@ -168,9 +166,7 @@ _MARKS = (
 )
 _SAMPLE = 64 * 1024  # Bytes of lines that are not UTF-8, for the guess
 _HEAD = 2048  # Bytes that can declare an encoding
-_CODING = re.compile(
-    rb"\A(?:[^\n]*\n)?[^\n]*?coding[:=][ \t]*([-\w.]+)"
-)  # Editors' line, the first or second
+_CODING = re.compile(rb"\A(?:[^\n]*\n)?[^\n]*?coding[:=][ \t]*([-\w.]+)")  # Editors' first or second line
 # What browsers read under these names.
 _WIDER = {
     "ascii": "cp1252",

@@ -1,7 +1,8 @@
 """reStructuredText as html, by docutils. Sphinx's roles are registered, else their errors are in the text."""
 
 import re
-from typing import Any
+from collections import defaultdict
+from typing import Any, ClassVar
 
 _ROLE = re.compile(r":([A-Za-z][\w.+-]*(?::[\w.+-]+)*):`")
 _DIRECTIVE = re.compile(r"^[ \t]*\.\.[ \t]+([A-Za-z][\w.+-]*(?::[\w.+-]+)*)::", re.MULTILINE)
@@ -74,18 +75,12 @@ def _contents() -> type:
     from docutils import nodes
     from docutils.parsers.rst import Directive, directives
 
-    class AnyOption(dict[str, Any]):
-        def __bool__(self) -> bool:
-            return True
-
-        def __missing__(self, name: str) -> Any:
-            return directives.unchanged
-
     class Contents(Directive):
         optional_arguments = 1
         final_argument_whitespace = True
         has_content = True
-        option_spec = AnyOption()
+        # Any option. An empty mapping would mean none.
+        option_spec: ClassVar[Any] = defaultdict(lambda: directives.unchanged, name=directives.unchanged)
 
         def run(self) -> list[Any]:
             if self.name in _NO_TEXT:

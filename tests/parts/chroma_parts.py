@@ -1,19 +1,19 @@
 """Parts for the tests of the store: small collections, and a Chroma server as a child process."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
+from index_builds import write_jsonl
 
 from search.chroma.location import ChromaPlace, connect
 from search.indexing.chunking import Chunk
@@ -48,11 +48,7 @@ def collection_info(version: str, count: int) -> CollectionInfo:
 
 
 def build(
-    place: ChromaPlace | Path | str,
-    seed: int = 0,
-    count: int = 1100,
-    version: str = "",
-    threshold: int = 1000,
+    place: ChromaPlace | Path | str, seed: int = 0, count: int = 1100, threshold: int = 1000
 ) -> np.ndarray:
     """Write a collection with document `text n of seed` at vector n, and return the vectors.
 
@@ -71,7 +67,7 @@ def build(
             documents=[text_of(n, seed) for n in range(count)],
             metadatas=[{"title": f"title {n}"} for n in range(count)],
         )
-        handle.modify(metadata=collection_info(version or f"version-{seed}", count).to_metadata())
+        handle.modify(metadata=collection_info(f"version-{seed}", count).to_metadata())
     return vectors
 
 
@@ -80,16 +76,14 @@ def written_index(place: ChromaPlace | Path | str, texts: Sequence[str], vectors
     return written_target(Collection(ChromaPlace.parse(place), NAME), texts, vectors)
 
 
-def written_target(target: Collection | FaissFolder, texts: Sequence[str], vectors: np.ndarray) -> Path:
-    """Write texts with their vectors as an index build does, in either back end, and return its journal."""
+def written_target(
+    target: Collection | FaissFolder, texts: Sequence[str] | Mapping[int, str], vectors: np.ndarray
+) -> Path:
+    """Write texts (by number) with their vectors as an index build does, and return its journal."""
     path = Path(tempfile.mkdtemp()) / "journal.sqlite3"
-    (path.parent / "corpus.jsonl").write_text(
-        "".join(
-            json.dumps({"id": str(n), "title": f"title {n}", "text": text}) + "\n"
-            for n, text in enumerate(texts)
-        )
-    )
-    corpus = Corpus(path.parent / "corpus.jsonl")
+    numbered = texts.items() if isinstance(texts, Mapping) else enumerate(texts)
+    records = ({"id": str(number), "title": f"title {number}", "text": text} for number, text in numbered)
+    corpus = Corpus(write_jsonl(path.with_name("corpus.jsonl"), records))
     with closing(IndexJournal(path)) as journal:
         journal.survey(corpus)
         journal.select_unsplit()
@@ -102,7 +96,8 @@ def written_target(target: Collection | FaissFolder, texts: Sequence[str], vecto
             rows = journal.unembedded(unit)
             journal.add_vectors(rows, vectors[done : done + len(rows)])
             done += len(rows)
-        info = replace(collection_info("version", len(texts)), dimension=vectors.shape[1])
+        made = collection_info("version", len(texts))
+        info = replace(made, dimension=vectors.shape[1], draws=target.draws)
         if isinstance(target, FaissFolder) or target.folder:
             target.write_folder(journal, info, False, units, path.parent / "index")
         else:

@@ -8,13 +8,6 @@ from typing import Any
 import faiss
 import numpy as np
 
-DIMENSION = 16
-
-
-def unit_vectors(seed: int, count: int, dimension: int = DIMENSION) -> np.ndarray:
-    vectors = np.random.default_rng(seed).normal(size=(count, dimension)).astype(np.float32)
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
 
 def contents_of(number: int) -> str:
     """A passage as Search-R1's corpora have it: the title in quotes on the first line."""

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
@@ -50,6 +51,18 @@ def killed(run: Callable[..., None], *arguments: Any) -> None:
     process.start()
     process.join(timeout=240)
     assert process.exitcode == -signal.SIGKILL
+
+
+def die_at(owner: Any, name: str, call: int) -> None:
+    """Kill this process at call number `call` of a method."""
+    method, calls = getattr(owner, name), iter(range(1, 10**6))
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return method(*arguments, **options)
+
+    setattr(owner, name, dying)
 
 
 def record_encoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import psutil
-import pytest
 from conftest import unused_port
 
 from search.embedders import Embedder, EmbedderSpec
@@ -52,8 +53,9 @@ QUESTIONS = {
 
 
 def build_collection(folder: Path, spec: EmbedderSpec = SPEC) -> Path:
-    """Index the passages, and return the Chroma folder."""
-    records = (json.dumps({"title": title, "text": text}) for title, text in PASSAGES.items())
+    """Index the passages, from a corpus in Search-R1's form, and return the Chroma folder."""
+    contents = (f'"{title}"\n{text}' for title, text in PASSAGES.items())
+    records = (json.dumps({"id": str(row), "contents": text}) for row, text in enumerate(contents))
     (folder / "corpus.jsonl").write_text("\n".join(records))
     build_index(folder / "corpus.jsonl", folder / "chroma", COLLECTION, spec)
     return folder / "chroma"
@@ -72,6 +74,7 @@ class Server:
         collection: str = COLLECTION,
         port: int = 0,
         flag: str = "--chroma-path",
+        environment: Mapping[str, str] = {},
     ) -> None:
         port = port or unused_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -81,7 +84,7 @@ class Server:
             [*command, "--collection", collection, "--port", str(port), *more],
             stdout=subprocess.DEVNULL,
             stderr=self._errors,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
         )
 
     def wait_healthy(self) -> None:
@@ -114,25 +117,24 @@ class Server:
 @contextmanager
 def serving_with_token(chroma: Path, token: str) -> Iterator[str]:
     """Yield the address of a server that asks for a token, which only its own environment has."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(TOKEN_VARIABLE, token)
-        server = Server(chroma)
-    try:
-        server.wait_healthy()
+    with serving(chroma, environment={TOKEN_VARIABLE: token}) as server:
         yield server.url
-    finally:
-        server.end()
 
 
 @contextmanager
-def serving(chroma: Path | str, *more: str) -> Iterator[Server]:
-    server = Server(chroma, *more)
+def serving(index: Path | str, *more: str, **options: Any) -> Iterator[Server]:
+    server = Server(index, *more, **options)
     try:
         server.wait_healthy()
         yield server
     finally:
         if not server.is_over():
             server.end()
+
+
+def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test in an event loop of its own, for a minute at most."""
+    return wraps(test)(lambda **given: asyncio.run(asyncio.wait_for(test(**given), 60)))
 
 
 def wait_for(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import search_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,57 +107,38 @@ def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
         await test(**given)
         while BENCHES:
             bench = BENCHES.pop()
-            bench.batcher.give_up("the test is over")
             bench.encoders.gate.set()
             await bench.batcher.close()
 
-    return wraps(test)(lambda **given: asyncio.run(asyncio.wait_for(whole(**given), 30)))
+    return search_parts.in_a_loop(wraps(test)(whole))
 
 
 # --- the window ---
 
 
 @in_a_loop
-async def test_a_lone_request_does_not_wait():
+async def test_a_lone_client_does_not_wait():
     bench = Bench()
-    for text in ("a", "b", "c"):
-        bench.batcher.submit([text], 1)
+    for texts in (["a"], ["b", "c"], ["d"]):
+        bench.batcher.submit(texts, 1)
         await turns()
-        assert bench.encoders.batches[-1] == [text]
+        assert bench.encoders.batches[-1] == texts
         await asyncio.sleep(0.02)
 
 
+@pytest.mark.parametrize("others", [["b"], []], ids=["comes", "is refused"])
 @in_a_loop
-async def test_a_lone_client_that_asks_lists_does_not_wait_either():
-    bench = Bench()
-    await bench.ask("a", "b", "c")
-    bench.batcher.submit(["d"], 1)
-    await turns()
-    assert bench.encoders.batches == [["a", "b", "c"], ["d"]]
-
-
-@in_a_loop
-async def test_a_batch_waits_for_a_request_that_has_begun_to_arrive():
-    bench = Bench()
-    bench.batcher.expect()
-    first = asyncio.create_task(bench.ask("a"))
-    await turns()
-    assert not bench.encoders.batches
-    bench.batcher.arrived()
-    (second,) = bench.batcher.submit(["b"], 1)
-    await asyncio.gather(first, second.future)
-    assert bench.encoders.batches == [["a", "b"]]
-
-
-@in_a_loop
-async def test_a_held_batch_starts_when_the_awaited_request_is_refused():
+async def test_a_batch_waits_until_a_request_that_has_begun_to_arrive_comes_or_is_refused(others):
     bench = Bench()
     bench.batcher.expect()
     bench.batcher.submit(["a"], 1)
     await turns()
+    assert not bench.encoders.batches
     bench.batcher.arrived()
+    for text in others:
+        bench.batcher.submit([text], 1)
     await turns()
-    assert bench.encoders.batches == [["a"]]
+    assert bench.encoders.batches == [["a", *others]]
 
 
 @in_a_loop
@@ -229,8 +211,9 @@ async def test_the_next_batch_is_encoded_while_one_is_searched():
     await asyncio.to_thread(searching.wait, 20)
     await turns()
     assert bench.encoders.batches == [["a"], ["b"]]
+    first.cancel()  # its answer comes too late
     go_on.set()
-    await asyncio.gather(first, second)
+    await second
 
 
 @in_a_loop
@@ -249,15 +232,12 @@ async def test_each_topk_is_searched_separately():
     st.integers(1, 8),
     st.integers(1, 3),
 )
-def test_every_request_gets_its_own_answers_in_order(requests, batch, ready):
+@in_a_loop
+async def test_every_request_gets_its_own_answers_in_order(requests, batch, ready):
     requests = [([f"x{text}" for text in texts], topk) for texts, topk in requests]
-
-    async def step() -> None:
-        bench = Bench(ready, batch=batch, window_s=0.001)
-        answers = await asyncio.gather(*(bench.ask(*texts, topk=topk) for texts, topk in requests))
-        assert answers == [[[_number(text)] * topk for text in texts] for texts, topk in requests]
-
-    in_a_loop(step)()
+    bench = Bench(ready, batch=batch, window_s=0.001)
+    answers = await asyncio.gather(*(bench.ask(*texts, topk=topk) for texts, topk in requests))
+    assert answers == [[[_number(text)] * topk for text in texts] for texts, topk in requests]
 
 
 # --- a full queue, and clients that leave ---
@@ -355,17 +335,18 @@ async def test_a_batch_whose_encoder_died_twice_is_unavailable():
     assert await bench.ask("a") == [[_number("a")]]
 
 
-def test_closing_does_not_wait_for_an_encoder_that_hangs(monkeypatch):
+@in_a_loop
+async def test_closing_fails_all_queries_and_does_not_wait_for_an_encoder_that_hangs(monkeypatch):
     monkeypatch.setattr("search.serving.batching.CLOSE_S", 0.01)
-
-    async def step() -> None:
-        bench = Bench()
-        hanging = await bench.occupy()
-        await bench.batcher.close()  # the gate stays shut
+    bench = Bench()
+    hanging = await bench.occupy()
+    waiting = asyncio.create_task(bench.ask("a"))
+    await turns()
+    await bench.batcher.close()  # the gate stays shut
+    for task in (hanging, waiting):
         with pytest.raises(Unavailable, match="closed"):
-            await hanging
-
-    in_a_loop(step)()
+            await task
+    assert not bench.encoders.batches
 
 
 @in_a_loop
@@ -377,18 +358,3 @@ async def test_queries_wait_while_no_encoder_is_ready():
     bench.encoders.ready = 1
     bench.encoders.on_ready()
     assert await asked == [[_number("a")]]
-
-
-@in_a_loop
-async def test_giving_up_fails_queued_queries_and_those_in_progress():
-    bench = Bench()
-    busy = await bench.occupy()
-    waiting = asyncio.create_task(bench.ask("a"))
-    await turns()
-    bench.batcher.give_up("the server is shutting down")
-    for task in (busy, waiting):
-        with pytest.raises(Unavailable, match="shutting down"):
-            await task
-    bench.encoders.gate.set()
-    await bench.batcher.close()
-    assert not bench.encoders.batches

@@ -3,15 +3,13 @@
 import asyncio
 import gc
 import tracemalloc
-from collections.abc import Callable, Coroutine
-from functools import wraps
 from itertools import chain
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from search_parts import COLLECTION, PASSAGES, SPEC, NearEncoders, build_collection
+from search_parts import COLLECTION, PASSAGES, SPEC, NearEncoders, build_collection, in_a_loop
 
 from search.chroma.store import Store, open_collection
 from search.embedders import Embedder
@@ -44,14 +42,6 @@ def serve(store: Store, embedder: Embedder, **limits: Any) -> Retrieval:
     return Retrieval(store, NearEncoders(embedder), Metrics(), ServiceLimits(**limits))
 
 
-def run(work: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(work, 60))
-
-
-def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    return wraps(test)(lambda **given: run(test(**given)))
-
-
 def counted(retrieval: Retrieval, name: str) -> float:
     return retrieval.metrics.registry.get_sample_value(f"retrieval_{name}_total") or 0.0
 
@@ -72,24 +62,23 @@ def scores(hits: Hits) -> dict[bytes, float]:
     ),
     st.integers(1, 8),
 )
-def test_any_batching_and_the_cache_give_the_answers_of_one_query_at_a_time(embedder, store, requests, batch):
+@in_a_loop
+async def test_any_batching_and_the_cache_give_the_answers_of_one_query_at_a_time(
+    embedder, store, requests, batch
+):
     """Same documents, same scores to 1e-5, in falling order: so the same ranks but for exact ties."""
     topk = len(PASSAGES)
-
-    async def ask() -> None:
-        plain = serve(store, embedder, cache_bytes=0, batch=BatchLimits(batch=1))
-        expected = [[(await plain.search([query], topk))[0] for query in queries] for queries in requests]
-        for cache_bytes in (0, 1 << 20):
-            service = serve(store, embedder, cache_bytes=cache_bytes, batch=BatchLimits(batch=batch))
-            for _ in range(2):  # the second time from the cache
-                found = await asyncio.gather(*(service.search(queries, topk) for queries in requests))
-                for ours, alone in zip(chain(*found), chain(*expected), strict=True):
-                    assert scores(ours) == pytest.approx(scores(alone), abs=SAME_SCORE)
-                    assert list(ours.scores) == sorted(ours.scores, reverse=True)
-            await service.batcher.close()
-        await plain.batcher.close()
-
-    run(ask())
+    plain = serve(store, embedder, cache_bytes=0, batch=BatchLimits(batch=1))
+    expected = [[(await plain.search([query], topk))[0] for query in queries] for queries in requests]
+    for cache_bytes in (0, 1 << 20):
+        service = serve(store, embedder, cache_bytes=cache_bytes, batch=BatchLimits(batch=batch))
+        for _ in range(2):  # the second time from the cache
+            found = await asyncio.gather(*(service.search(queries, topk) for queries in requests))
+            for ours, alone in zip(chain(*found), chain(*expected), strict=True):
+                assert scores(ours) == pytest.approx(scores(alone), abs=SAME_SCORE)
+                assert list(ours.scores) == sorted(ours.scores, reverse=True)
+        await service.batcher.close()
+    await plain.batcher.close()
 
 
 # --- single flight ---
@@ -136,21 +125,18 @@ async def test_the_last_caller_that_leaves_cancels_the_query(embedder, store):
     assert len((await service.search(["salt"], 3))[0].documents) == 3  # a later caller starts a new query
 
 
-def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(embedder, store, monkeypatch):
+@in_a_loop
+async def test_a_failure_reaches_all_waiting_callers_and_is_not_cached(embedder, store, monkeypatch):
     def fail(*_: object) -> None:
         raise StoreUnavailable("folder gone")
 
-    async def ask() -> None:
-        service = serve(store, embedder)
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "query", fail)
-            failures = await asyncio.gather(
-                *(service.search(["salt"], 3) for _ in range(3)), return_exceptions=True
-            )
-        assert all(isinstance(failure, Unavailable) for failure in failures)
-        assert len((await service.search(["salt"], 3))[0].documents) == 3
-
-    run(ask())
+    service = serve(store, embedder)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "query", fail)
+        asked = (service.search(["salt"], 3) for _ in range(3))
+        failures = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(failure, Unavailable) for failure in failures)
+    assert len((await service.search(["salt"], 3))[0].documents) == 3
 
 
 @in_a_loop

@@ -16,8 +16,8 @@ from search.chroma.store import open_collection
 from search.errors import StoreError
 from search.stored_index import DATABASE_FILE
 
-SMALL = 500
-"""Documents: so few have their vectors in the database."""
+SMALL, LARGE = 500, 1100
+"""Documents: few have their vectors in the database, many in files."""
 
 
 def published(folder: Path, count: int) -> Path:
@@ -26,19 +26,14 @@ def published(folder: Path, count: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[SMALL, 1100])
-def template(request, tmp_path_factory):
-    return published(tmp_path_factory.mktemp("content") / "chroma", request.param)
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    return published(tmp_path_factory.mktemp("large") / "chroma", LARGE)
 
 
 @pytest.fixture
-def folder(template, tmp_path):
-    return Path(shutil.copytree(template, tmp_path / "chroma"))
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory):
-    return published(tmp_path_factory.mktemp("large") / "chroma", 1100)
+def folder(large, tmp_path):
+    return Path(shutil.copytree(large, tmp_path / "chroma"))
 
 
 def execute(folder: Path, statement: str) -> None:
@@ -46,7 +41,9 @@ def execute(folder: Path, statement: str) -> None:
         assert database.execute(statement).rowcount > 0
 
 
-def test_opening_searching_copying_and_other_collections_change_nothing(folder, tmp_path):
+@pytest.mark.parametrize("count", [SMALL, LARGE])
+def test_opening_searching_copying_and_other_collections_change_nothing(tmp_path, count):
+    folder = published(tmp_path / "chroma", count)
     for _ in range(2):
         with open_collection(folder, NAME) as store:
             store.query(unit_vectors(1, 3), 3)
@@ -126,17 +123,12 @@ def test_a_changed_byte_in_any_vector_file_is_found(large, data):
         path.write_bytes(whole)
 
 
-def remove(file: Path) -> None:
-    file.unlink()
-
-
-def add(file: Path) -> None:
-    (file.parent / "more.bin").write_bytes(b"")
-
-
-@pytest.mark.parametrize(("change", "named"), [(remove, "header.bin"), (add, "more.bin")])
-def test_a_missing_or_an_extra_vector_file_is_named(large, tmp_path, change, named):
-    folder = Path(shutil.copytree(large, tmp_path / "chroma"))
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [(Path.unlink, "header.bin"), (lambda header: header.with_name("more.bin").touch(), "more.bin")],
+    ids=["missing", "extra"],
+)
+def test_a_missing_or_an_extra_vector_file_is_named(folder, change, named):
     change(next(folder.glob("*/header.bin")))
     with pytest.raises(StoreError, match=f"not as published: .*/{named}"):
         check_content(folder, NAME)

@@ -19,11 +19,6 @@ from search.indexing.shards import build_index
 DOCUMENTS = 600
 
 
-def test_one_worker_needs_no_ray():
-    code = "import sys; import search.index; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
 @pytest.mark.slow("a start of Ray")
 def test_two_workers_give_the_collection_of_one_process_and_leave_nothing_running(tmp_path):
     spec = save_tiny_embedder(tmp_path / "tiny")

@@ -8,19 +8,15 @@ from typing import Any
 
 import chromadb
 import pytest
-from chroma_parts import NAME, build, chroma_server, text_of, unit_vectors, written_index
+from chroma_parts import NAME, chroma_server, text_of, unit_vectors, written_index
 from conftest import unused_port
 from scipy.stats import chisquare
 
-from search.chroma.location import ChromaPlace, connect
+from search.chroma.location import ChromaPlace, Quota
 from search.chroma.store import (
-    DRAW,
-    CollectionInfo,
     draw_from,
     draw_of,
-    get_collection,
     iter_documents,
-    open_collection,
 )
 
 COUNT = 600
@@ -48,7 +44,7 @@ def read(monkeypatch):
     yield returned
 
 
-def in_order(place: Path | str, seed: int) -> Iterator[tuple[str, str, str]]:
+def in_order(place: ChromaPlace | Path | str, seed: int) -> Iterator[tuple[str, str, str]]:
     return draw_from([(ChromaPlace.parse(place), NAME)], seed)
 
 
@@ -66,29 +62,11 @@ def test_each_document_comes_once_in_an_order_that_the_seed_decides(folder):
 def test_a_server_gives_the_order_of_a_folder(folder, tmp_path):
     with chroma_server(tmp_path / "server", unused_port()) as server:
         written_index(server.url, [text_of(number) for number in range(COUNT)], unit_vectors(0, COUNT))
-        assert list(in_order(server.url, 3)) == list(in_order(folder, 3))
+        in_pages = ChromaPlace.parse(server.url).within(Quota(page=7))
+        assert list(in_order(in_pages, 3)) == list(in_order(folder, 3))
 
 
 def test_the_first_documents_are_found_without_reading_the_others(folder, read):
     assert len(list(islice(in_order(folder, 0), 5))) == 5
     assert sum(read) < COUNT / 10
     assert len(read) == 2
-
-
-def test_a_new_index_says_that_its_records_have_draws(folder):
-    with open_collection(folder, NAME) as store:
-        stored = store.collection.get(limit=10, include=["metadatas"])
-    assert [metadata[DRAW] for metadata in stored["metadatas"] or []] == [
-        draw_of(key) for key in stored["ids"]
-    ]
-
-
-def test_an_index_of_an_earlier_version_is_opened_and_has_none(tmp_path):
-    build(tmp_path / "chroma", count=20)
-    with connect(tmp_path / "chroma") as client:
-        handle = get_collection(client, tmp_path / "chroma", NAME)
-        earlier = {key: value for key, value in (handle.metadata or {}).items() if key != "draws"}
-        handle.modify(metadata=earlier)
-        assert "draws" not in (handle.metadata or {})
-    info = CollectionInfo.from_metadata(earlier)
-    assert info is not None and info.draws == 0

@@ -1,23 +1,22 @@
 """FAISS indices built here: the answers of Chroma over the same corpus, resumed after a kill, and updated."""
 
-import os
-import signal
 from contextlib import closing
 from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
+import faiss
 import numpy as np
 import pytest
 from chroma_parts import written_target
-from index_builds import harbour_corpus, killed
+from index_builds import die_at, harbour_corpus, killed
 from tiny_embedder import save_tiny_embedder
 
 from drzero.ops.errors import UserError
 from search.chroma.sharded_store import chroma_index
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
-from search.faiss.location import CORPUS_FILE, RECORD
+from search.faiss.location import CORPUS_FILE, RECORD, FaissFiles
 from search.faiss.store import FaissIndex
 from search.indexing.build import BuildOptions, IndexReport
 from search.indexing.chunking import Chunking, document_of
@@ -30,10 +29,8 @@ DOCUMENTS, CHUNKING = 300, Chunking(64, 8)
 FILES = (INDEX_FILE, CORPUS_FILE, RECORD)
 
 
-def index(
-    source: Path, folder: Path, tiny: EmbedderSpec, kind: str = "flat", replace: bool = False
-) -> IndexReport:
-    return build(source, FaissFolder(folder, kind), tiny, BuildOptions(replace=replace, chunking=CHUNKING))
+def index(source: Path, folder: Path, tiny: EmbedderSpec, kind: str = "flat") -> IndexReport:
+    return build(source, FaissFolder(folder, kind), tiny, BuildOptions(chunking=CHUNKING))
 
 
 def contents(folder: Path) -> list[bytes]:
@@ -62,13 +59,13 @@ def test_answers_are_those_of_chroma_over_the_same_corpus(tmp_path, tiny, source
     build_index(source, tmp_path / "chroma", "wiki", tiny, chunking=CHUNKING)
     index(source, tmp_path / "faiss", tiny, kind)
     queries = Embedder(tiny).encode_queries(["harbour of 7919", "passage 40", "title 7", "of the sea"])
-    chroma, faiss = chroma_index([tmp_path / "chroma"], "wiki"), FaissIndex(tmp_path / "faiss")
-    for ours, theirs in zip(hits(faiss, queries, 5), hits(chroma, queries, 5), strict=True):
+    chroma, ours_in_faiss = chroma_index([tmp_path / "chroma"], "wiki"), FaissIndex(tmp_path / "faiss")
+    for ours, theirs in zip(hits(ours_in_faiss, queries, 5), hits(chroma, queries, 5), strict=True):
         assert [score for _, score in ours] == pytest.approx([score for _, score in theirs], abs=1e-4)
         assert ours[0][0] == theirs[0][0]
-    with closing(chroma.open()) as one, closing(faiss.open()) as other:
+    with closing(chroma.open()) as one, closing(ours_in_faiss.open()) as other:
         assert one.info == changed(other.info, draws=one.info.draws)
-    assert sorted(faiss.documents()) == sorted(chroma.documents())
+    assert sorted(ours_in_faiss.documents()) == sorted(chroma.documents())
 
 
 def test_what_was_embedded_alone_is_written_by_the_next_build(tmp_path, tiny, source, built, encoded):
@@ -149,9 +146,8 @@ def test_an_update_embeds_what_is_new_and_gives_what_a_build_from_scratch_gives(
     assert report.changes is not None and report.changes.added == 20
     assert 0 < len(encoded) - before == report.embedded < report.info.chunks / 2
     index(tmp_path / "more.jsonl", tmp_path / "scratch", tiny)
-    assert (tmp_path / "faiss" / CORPUS_FILE).read_bytes() == (
-        tmp_path / "scratch" / CORPUS_FILE
-    ).read_bytes()
+    updated, scratch = (tmp_path / name / CORPUS_FILE for name in ("faiss", "scratch"))
+    assert updated.read_bytes() == scratch.read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"faiss", "scratch", "more.jsonl"}
 
 
@@ -162,15 +158,6 @@ def test_another_kind_of_the_same_corpus_is_made_of_the_vectors_that_are_there(
     before = len(encoded)
     assert index(source, tmp_path / "faiss", tiny, "hnsw").built
     assert len(encoded) == before
-
-
-def test_another_corpus_needs_replace(tmp_path, tiny, source):
-    index(source, tmp_path / "faiss", tiny)
-    other = tmp_path / "other.jsonl"
-    other.write_text('{"id": "x", "text": "Of the sea."}\n')
-    with pytest.raises(StoreError, match=r"exists already and is of other content.*replace=true"):
-        index(other, tmp_path / "faiss", tiny)
-    assert index(other, tmp_path / "faiss", tiny, replace=True).info.chunks == 1
 
 
 def test_too_few_chunks_for_ivfpq_are_refused(tmp_path, tiny):
@@ -202,28 +189,19 @@ def test_a_changed_byte_is_found_before_it_is_served(tmp_path, tiny, source, nam
         store.check_content()
 
 
+KILLED_IN: dict[str, tuple[Any, str, int]] = {
+    "adding": (faiss.IndexFlatIP, "add", 2),
+    "writing": (FaissFiles, "write_record", 1),
+    "publishing": (Path, "rename", 1),
+}
+
+
 def run_and_die(where: str, source: Path, folder: Path, tiny: EmbedderSpec) -> None:
-    import faiss
-
-    owner: Any
-    owner, name = {
-        "adding": (faiss.IndexFlatIP, "add"),
-        "writing": (faiss, "write_index"),
-        "publishing": (Path, "rename"),
-    }[where]
-    method = getattr(owner, name)
-
-    def dying(*arguments: Any, **options: Any) -> Any:
-        if where == "writing":
-            method(*arguments, **options)
-            os.truncate(arguments[1], 100)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    setattr(owner, name, dying)
+    die_at(*KILLED_IN[where])
     index(source, folder, tiny)
 
 
-@pytest.mark.parametrize("where", ["adding", "writing", "publishing"])
+@pytest.mark.parametrize("where", KILLED_IN)
 def test_a_build_killed_at_the_write_is_resumed_to_the_same_files(
     tmp_path, tiny, source, built, where, encoded
 ):

@@ -1,6 +1,7 @@
 """Index building with a real Chroma and the packaged embedder."""
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from chroma_parts import collection_info
 from hypothesis import given
 from hypothesis import strategies as st
-from index_builds import survey, write_jsonl
+from index_builds import collection_contents, survey, write_jsonl
 
 from drzero.ops.files import AlreadyWriting, recover, staging_folder
 from search.chroma.content import RECORD, check_content, record_content
@@ -22,6 +23,7 @@ from search.chroma.store import DRAWS, draw_of, iter_documents, open_collection
 from search.embedders import Embedder, EmbedderError, EmbedderSpec, model_identity
 from search.errors import StoreError
 from search.index import main
+from search.indexing.build import IndexReport
 from search.indexing.chunking import Chunking
 from search.indexing.journal import IndexJournal
 from search.indexing.shards import build_index
@@ -42,19 +44,26 @@ def rows(path: Path, collection: str = "wiki") -> list[tuple[str, str, str]]:
     return list(iter_documents(path, collection))
 
 
+def build_in(folder: Path, records: Sequence[Any] = RECORDS, name: str = "wiki", **how: Any) -> IndexReport:
+    """Write the records as the folder's corpus, and index them in its Chroma."""
+    corpus = write_jsonl(folder / "corpus.jsonl", records)
+    return build_index(corpus, folder / "chroma", name, SPEC, **how)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("index")
-    build_index(write_jsonl(folder / "corpus.jsonl", RECORDS), folder / "chroma", "wiki", SPEC)
+    build_in(folder)
     return folder
 
 
 # --- results of a build ---
 
 
-@pytest.mark.parametrize("batch", [2, 1000])
-def test_documents_are_returned_sorted_by_id(built, batch):
-    assert list(iter_documents(built / "chroma", "wiki", batch)) == EXPECTED
+@pytest.mark.parametrize("page", [2, 1000])
+def test_documents_are_returned_sorted_by_id(built, page, monkeypatch):
+    monkeypatch.setattr("search.chroma.location._FOLDER_PAGE", page)
+    assert rows(built / "chroma") == EXPECTED
 
 
 def test_a_collection_records_how_it_was_built_and_has_unit_vectors_of_title_and_text(built):
@@ -124,8 +133,7 @@ def test_prefixes_are_told_and_kept_and_others_need_replace(tmp_path):
 
 def test_a_long_document_becomes_chunks_that_name_their_document(tmp_path):
     records = [*RECORDS, {"id": "long", "title": "Salt", "text": "salt " * 400}]
-    source = write_jsonl(tmp_path / "c.jsonl", records)
-    report = build_index(source, tmp_path / "chroma", "wiki", SPEC, chunking=Chunking(256, 0))
+    report = build_in(tmp_path, records, chunking=Chunking(256, 0))
     assert (report.info.documents, report.info.chunks, report.info.chunk_tokens) == (4, 5, 256)
     with open_collection(tmp_path / "chroma", "wiki") as store:
         found = store.collection.get(where={"doc_id": "long"})
@@ -146,72 +154,50 @@ def test_a_repeated_build_leaves_the_folder_unchanged_and_loads_no_model(built, 
     before = (built / "chroma").stat().st_ino
     monkeypatch.setattr(Embedder, "load", lambda _: pytest.fail("the model was loaded"))
     monkeypatch.setattr(Embedder, "_model", property(lambda _: pytest.fail("the model was loaded")))
-    report = build_index(built / "corpus.jsonl", built / "chroma", "wiki", SPEC)
-    assert not report.built and (built / "chroma").stat().st_ino == before
+    assert not build_in(built).built and (built / "chroma").stat().st_ino == before
 
 
 def test_another_corpus_under_the_same_name_needs_replace(tmp_path):
-    chroma = tmp_path / "chroma"
-    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
-    other = write_jsonl(tmp_path / "b.jsonl", RECORDS[:1])
+    build_in(tmp_path)
     with pytest.raises(StoreError, match=r"only 1 of its 3 documents are the same in .*--replace"):
-        build_index(other, chroma, "wiki", SPEC)
-    assert len(rows(chroma)) == 3
-    build_index(other, chroma, "wiki", SPEC, replace=True)
-    assert [row[0] for row in rows(chroma)] == ["d2"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
+        build_in(tmp_path, RECORDS[:1])
+    assert rows(tmp_path / "chroma") == EXPECTED
+    build_in(tmp_path, RECORDS[:1], replace=True)
+    assert [row[0] for row in rows(tmp_path / "chroma")] == ["d2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
-def test_an_update_embeds_new_and_changed_documents_and_deletes_removed_ones(tmp_path):
-    chroma, long = tmp_path / "chroma", {"id": "long", "text": "salt " * 400}
-    build_index(write_jsonl(tmp_path / "a.jsonl", [*RECORDS, long]), chroma, "wiki", SPEC)
-    changed = {"id": "d3", "title": "Bridge", "text": "The salt bridge was built by Mara Tesk."}
-    new = {"id": "d4", "text": "Vell is a river."}
+def test_an_update_embeds_what_is_new_or_changed_and_gives_what_a_build_from_scratch_gives(tmp_path):
+    updated, at_once = tmp_path / "updated", tmp_path / "at-once"
+    long = {"id": "long", "text": "salt " * 400}
+    build_index(write_jsonl(tmp_path / "a.jsonl", [*RECORDS, long]), updated, "wiki", SPEC)
+    changed, new = {"id": "d3", "text": "harbour " * 300}, {"id": "d4", "text": "Vell is a river."}
     source = write_jsonl(tmp_path / "b.jsonl", [new, *RECORDS[:2], changed])
-    report = build_index(source, chroma, "wiki", SPEC)
+    report = build_index(source, updated, "wiki", SPEC)
     done = report.changes
-    assert (done.added, done.changed, done.removed, done.kept, report.embedded) == (1, 1, 1, 2, 2)
-    assert rows(chroma) == sorted(
-        (record["id"], record.get("title", ""), record["text"]) for record in [*RECORDS[:2], changed, new]
-    )
+    assert (done.added, done.changed, done.removed, done.kept, report.embedded) == (1, 1, 1, 2, 3)
+    assert build_index(source, at_once, "wiki", SPEC).info == report.info
+    ours, theirs = (sorted(collection_contents(place)[1].items()) for place in (updated, at_once))
+    assert [(key, row[:2]) for key, row in ours] == [(key, row[:2]) for key, row in theirs]
+    vectors = [[np.frombuffer(row[2], "<f4") for _, row in each] for each in (ours, theirs)]
+    np.testing.assert_allclose(*vectors, atol=1e-5)
 
 
 def test_an_update_of_an_index_without_draws_adds_none(tmp_path):
-    corpus, chroma = write_jsonl(tmp_path / "corpus.jsonl", RECORDS), tmp_path / "chroma"
-    assert build_index(corpus, chroma, "wiki", SPEC).info.draws == DRAWS
-    more = write_jsonl(tmp_path / "more.jsonl", [*RECORDS, {"id": "d4", "text": "Vell is a river."}])
-    assert build_index(more, chroma, "wiki", SPEC).info.draws == DRAWS
-    with connect(chroma) as client:
+    more = [*RECORDS, {"id": "d4", "text": "Vell is a river."}]
+    assert build_in(tmp_path).info.draws == build_in(tmp_path, more).info.draws == DRAWS
+    with connect(tmp_path / "chroma") as client:
         handle = client.get_collection("wiki", embedding_function=None)
         handle.modify(metadata={key: value for key, value in handle.metadata.items() if key != "draws"})
-    record_content(chroma, "wiki")
-    assert build_index(more, chroma, "wiki", SPEC, replace=True).info.draws == 0
-    assert build_index(corpus, chroma, "wiki", SPEC).info.draws == 0
-
-
-def test_an_updated_collection_is_the_one_that_is_built_at_once(tmp_path):
-    records = [*RECORDS[:2], {"id": "d3", "text": "harbour " * 300}]
-    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), tmp_path / "updated", "wiki", SPEC)
-    source = write_jsonl(tmp_path / "b.jsonl", records)
-    updated = build_index(source, tmp_path / "updated", "wiki", SPEC)
-    at_once = build_index(source, tmp_path / "at-once", "wiki", SPEC)
-    assert updated.info == at_once.info and updated.changes.kept == 2
-    assert rows(tmp_path / "updated") == rows(tmp_path / "at-once")
-    with (
-        open_collection(tmp_path / "updated", "wiki") as one,
-        open_collection(tmp_path / "at-once", "wiki") as two,
-    ):
-        question = Embedder(SPEC).encode_queries(["who painted The Blue Gate?"])
-        for ours, theirs in zip(one.query(question, 5)[0], two.query(question, 5)[0], strict=True):
-            assert ours["document"] == theirs["document"]
-            assert ours["score"] == pytest.approx(theirs["score"], abs=1e-5)
+    record_content(tmp_path / "chroma", "wiki")
+    assert build_in(tmp_path, more, replace=True).info.draws == build_in(tmp_path).info.draws == 0
 
 
 def test_other_collections_of_the_folder_are_kept(tmp_path):
     chroma = tmp_path / "chroma"
-    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
-    build_index(write_jsonl(tmp_path / "b.jsonl", RECORDS[:1]), chroma, "notes", SPEC)
-    build_index(tmp_path / "a.jsonl", chroma, "notes", SPEC, replace=True)
+    build_in(tmp_path)
+    build_in(tmp_path, RECORDS[:1], "notes")
+    build_in(tmp_path, RECORDS, "notes", replace=True)
     assert rows(chroma) == rows(chroma, "notes") == EXPECTED
     with open_collection(chroma, "wiki") as store:
         found = store.query(Embedder(SPEC).encode_queries(["who painted The Blue Gate?"]), 1)
@@ -219,12 +205,12 @@ def test_other_collections_of_the_folder_are_kept(tmp_path):
 
 
 def test_folder_that_is_not_chroma_is_left_alone(tmp_path):
-    target = tmp_path / "papers"
-    target.mkdir()
-    (target / "thesis.txt").write_text("precious")
+    thesis = tmp_path / "chroma" / "thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("precious")
     with pytest.raises(StoreError, match="not a Chroma folder"):
-        build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), target, "wiki", SPEC, replace=True)
-    assert (target / "thesis.txt").read_text() == "precious"
+        build_in(tmp_path, replace=True)
+    assert thesis.read_text() == "precious"
 
 
 # --- bad corpora ---
@@ -259,30 +245,24 @@ def test_command_line_prints_one_error_line_and_exits_2(tmp_path, capsys):
 # --- damage ---
 
 
-def damage(chroma: Path) -> None:
-    with closing(sqlite3.connect(chroma / DATABASE_FILE)) as database, database:
-        database.execute("UPDATE embedding_metadata SET string_value = 'x' WHERE key = 'chroma:document'")
-
-
 @pytest.mark.parametrize("records", [RECORDS, RECORDS[:-1]], ids=["unchanged", "an update"])
 def test_a_damaged_collection_is_not_kept_but_can_be_replaced(tmp_path, records):
-    source, chroma = write_jsonl(tmp_path / "c.jsonl", RECORDS), tmp_path / "chroma"
-    build_index(source, chroma, "wiki", SPEC)
-    damage(chroma)
-    source = write_jsonl(tmp_path / "c.jsonl", records)
+    chroma = tmp_path / "chroma"
+    build_in(tmp_path)
+    with closing(sqlite3.connect(chroma / DATABASE_FILE)) as database, database:
+        database.execute("UPDATE embedding_metadata SET string_value = 'x' WHERE key = 'chroma:document'")
     with pytest.raises(StoreError, match="is damaged"):
-        build_index(source, chroma, "wiki", SPEC)
-    assert build_index(source, chroma, "wiki", SPEC, replace=True).embedded == len(records)
+        build_in(tmp_path, records)
+    assert build_in(tmp_path, records, replace=True).embedded == len(records)
     assert check_content(chroma, "wiki")
     assert "x" not in {text for _, _, text in rows(chroma)}
 
 
 def test_a_collection_without_a_record_gets_one_at_the_next_build(tmp_path):
-    source, chroma = write_jsonl(tmp_path / "c.jsonl", RECORDS), tmp_path / "chroma"
-    build_index(source, chroma, "wiki", SPEC)
-    (chroma / RECORD).unlink()
-    assert not build_index(source, chroma, "wiki", SPEC).built
-    assert check_content(chroma, "wiki")
+    build_in(tmp_path)
+    (tmp_path / "chroma" / RECORD).unlink()
+    assert not build_in(tmp_path).built
+    assert check_content(tmp_path / "chroma", "wiki")
 
 
 # --- nothing half-written ---
@@ -290,28 +270,26 @@ def test_a_collection_without_a_record_gets_one_at_the_next_build(tmp_path):
 
 def test_embedder_out_of_reach_is_one_clear_error_and_leaves_nothing(tmp_path):
     source = write_jsonl(tmp_path / "c.jsonl", RECORDS)
-    with pytest.raises(EmbedderError, match="'/no/such-model' could not be loaded"):
+    with pytest.raises(EmbedderError, match=r"'/no/such-model' could not be loaded.*use 'packaged-minilm'"):
         build_index(source, tmp_path / "chroma", "wiki", EmbedderSpec("/no/such-model", "cpu"))
     assert [path.name for path in tmp_path.iterdir()] == ["c.jsonl"]
 
 
 def test_failure_while_writing_leaves_the_old_collection_and_nothing_else(tmp_path, monkeypatch):
-    chroma = tmp_path / "chroma"
-    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+    build_in(tmp_path)
 
     def fail(*_: object) -> np.ndarray:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(Embedder, "encode_passages", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
-        build_index(write_jsonl(tmp_path / "b.jsonl", RECORDS[:1]), chroma, "wiki", SPEC, replace=True)
-    assert rows(chroma) == EXPECTED
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl", "chroma"]
+        build_in(tmp_path, RECORDS[:1], replace=True)
+    assert rows(tmp_path / "chroma") == EXPECTED
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["chroma", "corpus.jsonl"]
 
 
 def test_full_disk_is_one_clear_error_and_keeps_the_existing_collection(tmp_path, monkeypatch):
-    chroma = tmp_path / "chroma"
-    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), chroma, "wiki", SPEC)
+    build_in(tmp_path)
     prepare = IndexJournal.__init__
 
     def prepare_small(self: IndexJournal, path: Path, read_only: bool = False) -> None:
@@ -321,8 +299,8 @@ def test_full_disk_is_one_clear_error_and_keeps_the_existing_collection(tmp_path
     monkeypatch.setattr(IndexJournal, "__init__", prepare_small)
     many = [*RECORDS, *({"id": f"x{n}", "text": f"salt {n} " * 100} for n in range(300))]
     with pytest.raises(StoreError, match="the disk is full"):
-        build_index(write_jsonl(tmp_path / "b.jsonl", many), chroma, "wiki", SPEC)
-    assert rows(chroma) == EXPECTED
+        build_in(tmp_path, many)
+    assert rows(tmp_path / "chroma") == EXPECTED
 
 
 @pytest.mark.parametrize("empty_made_since", [False, True])
@@ -339,20 +317,19 @@ def test_a_linked_folder_is_built_and_updated_in_the_link_s_target(tmp_path):
     (tmp_path / "disk").mkdir()
     link = tmp_path / "chroma"
     link.symlink_to(tmp_path / "disk" / "real")
-    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS[:2]), link, "wiki", SPEC)
-    build_index(write_jsonl(tmp_path / "a.jsonl", RECORDS), link, "wiki", SPEC)
+    build_in(tmp_path, RECORDS[:2])
+    build_in(tmp_path)
     assert link.is_symlink() and rows(link) == rows(tmp_path / "disk" / "real") == EXPECTED
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["real"]
 
 
 def test_a_linked_folder_that_another_build_is_writing_is_refused(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    source = write_jsonl(tmp_path / "a.jsonl", RECORDS)
+    (tmp_path / "chroma").symlink_to(tmp_path / "real")
     with (
         staging_folder(tmp_path / "real"),
         pytest.raises(AlreadyWriting, match=r"another build is writing .*/real: wait"),
     ):
-        build_index(source, tmp_path / "link", "wiki", SPEC)
+        build_in(tmp_path)
 
 
 # --- opening ---

@@ -1,8 +1,5 @@
 """A retrieval service describes its index to clients with the token, over loopback."""
 
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 from conftest import unused_port
 from scripted_search import retrieve
@@ -57,16 +54,9 @@ def test_what_does_not_answer_is_away_and_named():
         ask_index(nobody)
 
 
-def test_another_server_is_no_retrieval_service():
-    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            with pytest.raises(ServiceUnusable, match=r"is no retrieval service .* HTTP 404"):
-                ask_index(f"http://127.0.0.1:{server.server_address[1]}")
-        finally:
-            server.shutdown()
-            thread.join()
+def test_another_server_is_no_retrieval_service(start_peer):
+    with pytest.raises(ServiceUnusable, match=r"is no retrieval service .* HTTP 404"):
+        ask_index(start_peer("/retrieve", lambda _: {}).url)
 
 
 def test_beyond_this_machine_a_server_listens_with_a_token_only(monkeypatch, capsys):
@@ -74,6 +64,5 @@ def test_beyond_this_machine_a_server_listens_with_a_token_only(monkeypatch, cap
     with pytest.raises(SystemExit) as refused:
         main(["--chroma-path", "none", "--collection", COLLECTION, "--host", "0.0.0.0"])
     assert refused.value.code == 2
-    assert (
-        "--host 0.0.0.0: other machines may reach it there, so set RETRIEVAL_TOKEN" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "--host 0.0.0.0: other machines may reach it there, so set RETRIEVAL_TOKEN" in said

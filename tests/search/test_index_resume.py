@@ -1,9 +1,7 @@
 """Indexing that is killed and run again: a real process, SIGKILL, and the same collection as without it."""
 
 import json
-import os
 import shutil
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from chroma_parts import chroma_server
 from conftest import unused_port
-from index_builds import collection_contents, harbour_corpus, killed
+from index_builds import collection_contents, die_at, harbour_corpus, killed
 
 from drzero.ops.files import AlreadyWriting, sole_writer
 from search.chroma.store import open_collection
@@ -30,18 +28,6 @@ KILLED_IN = ("splitting", "embedding", "writing", "publishing")
 
 def index(source: Path, target: Path | str, tiny: EmbedderSpec) -> IndexReport:
     return build_index(source, target, "wiki", tiny, chunking=CHUNKING)
-
-
-def die_at(owner: Any, name: str, call: int) -> None:
-    """Kill this process at call number `call` of a method."""
-    method, calls = getattr(owner, name), iter(range(1, 10**6))
-
-    def dying(*arguments: Any, **options: Any) -> Any:
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return method(*arguments, **options)
-
-    setattr(owner, name, dying)
 
 
 def run_and_die(where: str, source: Path, target: Path | str, tiny: EmbedderSpec) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from index_builds import harbour_corpus
 
 from search.chroma.location import ChromaPlace, Quota
-from search.chroma.sharded_store import ChromaIndex, ShardLayout
+from search.chroma.sharded_store import chroma_index
 from search.indexing.shards import Shards, build
 
 SHARDS, PAGE, READS = 3, 7, 2
@@ -87,11 +87,11 @@ def test_an_index_on_a_server_is_written_and_asked_within_its_quota(server, tiny
     monkeypatch.setattr(chromadb.Collection, "upsert", upserting)
     monkeypatch.setattr(chromadb.Collection, "query", querying)
     place = replace(ChromaPlace.parse(server.url), quota=Quota(PAGE, READS))
-    layout = ShardLayout.parse([place], "wiki", SHARDS)
-    report = build(harbour_corpus(tmp_path / "corpus.jsonl", 40), Shards(layout), tiny)
+    index = chroma_index([place], "wiki", SHARDS)
+    report = build(harbour_corpus(tmp_path / "corpus.jsonl", 40), Shards(index), tiny)
     assert sum(written) == report.info.chunks and max(written) == PAGE
     vectors = np.random.default_rng(0).normal(size=(4, report.info.dimension)).astype(np.float32)
-    with closing(ChromaIndex(layout).open()) as store, ThreadPoolExecutor(4) as pool:
+    with closing(index.open()) as store, ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda _: store.query(vectors, 3), range(8)))
     assert answers[1:] == answers[:-1]
     assert counted.most <= READS

@@ -189,7 +189,14 @@ def test_no_queries_need_no_server():
     assert retrieve("http://127.0.0.1:9", []) == []
 
 
-def test_client_does_not_import_heavy_modules():
-    heavy = ("chromadb", "fastapi", "torch", "numpy")
-    check = f"import search.client, sys; print([name for name in {heavy} if name in sys.modules])"
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("search.client", ["chromadb", "fastapi", "torch", "numpy"]),
+        ("search.server", ["torch"]),
+        ("search.index", ["ray"]),
+    ],
+)
+def test_what_many_processes_import_leaves_heavy_packages_alone(module, heavy):
+    check = f"import {module}, sys; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", check], text=True).strip() == "[]"

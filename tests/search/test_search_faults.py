@@ -11,15 +11,16 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager, suppress
 
 import httpx
 import psutil
 import pytest
 from search_parts import QUESTIONS, START_S, Server, build_collection, lives, read_metric, serving, wait_for
+
+from search.stored_index import DATABASE_FILE
 
 CLIENTS = 8
 # Longer than an encoder takes to load on a busy machine.
@@ -136,32 +137,16 @@ def test_an_encoder_killed_while_idle_is_replaced_before_anyone_asks(server):
     assert server.is_healthy()
 
 
-@contextmanager
-def renamed(chroma: Path) -> Iterator[None]:
-    chroma.rename(chroma.with_name("away"))
-    try:
-        yield
-    finally:
-        chroma.with_name("away").rename(chroma)
+def test_a_broken_folder_is_a_503_until_it_is_restored(server, chroma):
+    """`test_store.py` breaks it in other ways."""
+    database, whole = chroma / DATABASE_FILE, chroma.with_name("whole")
 
-
-@contextmanager
-def cut_off(chroma: Path) -> Iterator[None]:
-    database, whole = chroma / "chroma.sqlite3", chroma.with_name("whole.sqlite3")
-    shutil.copy(database, whole)
-    os.truncate(database, database.stat().st_size // 2)
-    try:
-        yield
-    finally:
-        shutil.copy(whole, database)
-
-
-@pytest.mark.parametrize("broken", [renamed, cut_off])
-def test_a_broken_folder_is_a_503_until_it_is_restored(server, chroma, broken):
     async def break_it(load: Load) -> None:
-        with broken(chroma):
-            await load.more(503)
-            assert not await asyncio.to_thread(server.is_healthy)
+        shutil.copy(database, whole)
+        os.truncate(database, database.stat().st_size // 2)
+        await load.more(503)
+        assert not await asyncio.to_thread(server.is_healthy)
+        shutil.copy(whole, database)
         await load.more(200)
 
     load = under_load(server.url, break_it)

@@ -4,22 +4,22 @@ import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import chromadb
 import numpy as np
 import pytest
-from chroma_parts import collection_info, unit_vectors
+from chroma_parts import unit_vectors, written_target
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from search.chroma.location import connect
-from search.chroma.sharded_store import ChromaIndex, ShardLayout, chroma_index, merge, shard_of
-from search.chroma.store import DRAW, DRAWS, HNSW, draw_of
+from search.chroma.sharded_store import chroma_index, merge, shard_of
+from search.chroma.store import HNSW
 from search.errors import StoreError, StoreUnavailable
 from search.indexing.collection import Collection
+from search.indexing.shards import Shards
 from search.serving.encoders import EncoderPool
 from search.serving.metrics import Metrics
 from search.serving.service import Retrieval
@@ -27,8 +27,6 @@ from search.stored_index import Index
 from search.wire import ScoredPassage, make_passage
 
 COUNT, NAME = 400, "wiki"
-GRAPH: Any = HNSW | {"batch_size": 50, "sync_threshold": 50}
-"""With a graph of most vectors: Chroma compares with the last batch one by one."""
 VECTORS = unit_vectors(0, COUNT)
 QUERIES = unit_vectors(1, 50)
 
@@ -45,22 +43,10 @@ def exact(vectors: np.ndarray, numbers: Sequence[int], query: np.ndarray, topk: 
 
 def write(folder: Path, shards: int) -> None:
     """Write documents 0 to COUNT at their VECTORS, each to its shard."""
-    layout = ShardLayout.parse([folder], NAME, shards)
-    for number in range(shards):
-        place = layout.place(number)[0] if shards > 1 else folder
+    folder.mkdir()
+    for number, target in enumerate(Shards(chroma_index([folder], NAME, shards)).collections("whole")):
         rows = [row for row in range(COUNT) if shard_of(str(row), shards) == number]
-        info = replace(collection_info("whole", len(rows)), draws=DRAWS)
-        if shards > 1:
-            info = replace(info, version=f"of {number}", shard=f"{number}/{shards}", whole="whole")
-        with connect(place, create=True) as client:
-            handle = client.create_collection(NAME, embedding_function=None, configuration={"hnsw": GRAPH})
-            handle.add(
-                ids=[str(row) for row in rows],
-                embeddings=VECTORS[rows],
-                documents=[f"text {row}" for row in rows],
-                metadatas=[{"title": f"title {row}", DRAW: draw_of(str(row))} for row in rows],
-            )
-            handle.modify(metadata=info.to_metadata())
+        written_target(target, {row: f"text {row}" for row in rows}, VECTORS[rows])
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +54,10 @@ def folders(tmp_path_factory):
     """The same documents in one collection, in two shards and in four."""
     root = tmp_path_factory.mktemp("shards")
     found = {shards: root / str(shards) for shards in (1, 2, 4)}
-    for shards, folder in found.items():
-        write(folder, shards)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(HNSW, "batch_size", 50)  # Chroma compares with the last batch one by one
+        for shards, folder in found.items():
+            write(folder, shards)
     return found
 
 
@@ -81,7 +69,7 @@ def four(folders, tmp_path):
 
 @pytest.fixture
 def opened(four):
-    with closing(ChromaIndex(ShardLayout.parse([four], NAME, 4)).open()) as store:
+    with closing(chroma_index([four], NAME, 4).open()) as store:
         yield store
 
 
@@ -231,7 +219,7 @@ def test_another_number_of_shards_is_refused_with_what_to_do(folders):
         folders[1], 2
     )
     with pytest.raises(StoreError, match=r"holds an index of 4 shards, and chroma.shards is 1"):
-        Collection(ShardLayout.parse([folders[4]], NAME, 1).places[0], NAME).metadata()
+        Collection(chroma_index([folders[4]], NAME, 1).places[0], NAME).metadata()
 
 
 def test_a_shard_is_not_served_as_if_it_were_the_whole(folders):
@@ -241,10 +229,10 @@ def test_a_shard_is_not_served_as_if_it_were_the_whole(folders):
 @pytest.mark.parametrize("paths", [[], ["a", "a"], ["a", "b", "c"]])
 def test_places_that_cannot_be_dealt_out_are_refused(paths):
     with pytest.raises(StoreError, match=r"for chroma.shards=2: name each place once"):
-        ShardLayout.parse(paths, NAME, 2)
+        chroma_index(paths, NAME, 2)
 
 
 def test_several_places_get_a_shard_in_turn():
-    layout = ShardLayout.parse(["a", "http://127.0.0.1:9"], NAME, 3)
-    shown = [f"{place} {name}" for place, name in map(layout.place, range(3))]
+    index = chroma_index(["a", "http://127.0.0.1:9"], NAME, 3)
+    shown = [f"{place} {name}" for place, name in map(index.place, range(3))]
     assert shown == ["a/shard-00-of-03 wiki", "http://127.0.0.1:9 wiki-01-of-03", "a/shard-02-of-03 wiki"]

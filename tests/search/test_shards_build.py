@@ -12,7 +12,7 @@ import pytest
 from index_builds import collection_contents, harbour_corpus, killed
 
 import search.indexing.build
-from search.chroma.sharded_store import ChromaIndex, ShardLayout, chroma_index
+from search.chroma.sharded_store import chroma_index
 from search.embedders import Embedder, EmbedderSpec
 from search.errors import StoreError
 from search.indexing.build import BuildOptions, IndexReport, Unwritten
@@ -34,7 +34,7 @@ def write_corpus(path: Path, documents: int = DOCUMENTS, changed: int = 0) -> Pa
 
 
 def target_in(folder: Path) -> Shards:
-    return Shards(ShardLayout.parse([folder / "chroma"], "wiki", SHARDS))
+    return Shards(chroma_index([folder / "chroma"], "wiki", SHARDS))
 
 
 def index(folder: Path, tiny: EmbedderSpec, **how: Any) -> IndexReport:
@@ -43,8 +43,7 @@ def index(folder: Path, tiny: EmbedderSpec, **how: Any) -> IndexReport:
 
 def contents(folder: Path) -> list[Any]:
     """Each shard's contents, by id."""
-    layout = target_in(folder).layout
-    return [collection_contents(*layout.place(number)) for number in range(SHARDS)]
+    return [collection_contents(*shard) for shard in target_in(folder).index.each()]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,7 +72,7 @@ def copied(built, tmp_path):
 
 def test_the_index_is_that_of_one_collection(built, tiny, tmp_path):
     build_index(built / "corpus.jsonl", tmp_path / "one", "wiki", tiny, chunking=CHUNKING)
-    one, many = chroma_index([tmp_path / "one"], "wiki"), ChromaIndex(target_in(built).layout)
+    one, many = chroma_index([tmp_path / "one"], "wiki"), target_in(built).index
     assert list(many.documents()) == list(one.documents())
     queries = Embedder(tiny).encode_queries(["harbour", "Passage 17", "Title 30"])
     with closing(one.open()) as whole, closing(many.open()) as shards:
@@ -142,9 +141,9 @@ def test_what_was_embedded_alone_is_written_by_the_next_build(built, tiny, encod
 
 def test_more_shards_than_the_documents_fill_are_refused(tmp_path, tiny):
     write_corpus(tmp_path / "corpus.jsonl", 2)
-    layout = ShardLayout.parse([tmp_path / "chroma"], "wiki", 40)
+    target = Shards(chroma_index([tmp_path / "chroma"], "wiki", 40))
     with pytest.raises(StoreError, match=r"would be empty, as .* has 2 documents: set fewer"):
-        build(tmp_path / "corpus.jsonl", Shards(layout), tiny)
+        build(tmp_path / "corpus.jsonl", target, tiny)
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.jsonl"]
 
 

@@ -46,6 +46,10 @@ def write(folder: Path, files: dict[str, str | bytes]) -> Path:
     return folder
 
 
+WHOLE = ""
+"""A document's text where it is the file's."""
+
+
 def test_text_and_markdown_files_at_any_depth_are_documents_with_their_paths_as_ids(tmp_path):
     write(tmp_path, {"b.txt": "B", "a/deep/c.md": "C", "a/d.markdown": "D", "A.MD": "E"})
     assert [document.id for document in read(tmp_path)] == ["A.MD", "a/d.markdown", "a/deep/c.md", "b.txt"]
@@ -54,41 +58,31 @@ def test_text_and_markdown_files_at_any_depth_are_documents_with_their_paths_as_
 @pytest.mark.parametrize(
     ("name", "content", "title", "text"),
     [
-        ("orrin.txt", "# Not a heading\nin text", "orrin", "# Not a heading\nin text"),
+        ("orrin.txt", "# Not a heading\nin text", "orrin", WHOLE),
         ("x.md", "# Orrin\n\nA town.\n", "Orrin", "A town.\n"),
         ("x.md", "\n## Orrin ##\r\nA town.", "Orrin", "A town."),
-        ("x.md", "A preface.\n# Orrin\nA town.", "Orrin", "A preface.\n# Orrin\nA town."),
-        (
-            "x.md",
-            "```\n# a comment\n```\n# Orrin\nA town.",
-            "Orrin",
-            "```\n# a comment\n```\n# Orrin\nA town.",
-        ),
+        ("x.md", "A preface.\n# Orrin\nA town.", "Orrin", WHOLE),
+        ("x.md", "```\n# a comment\n```\n# Orrin\nA town.", "Orrin", WHOLE),
         # A fence ends with as many of the signs that it began with.
-        (
-            "x.md",
-            "````\n```\n# a comment\n````\n# Orrin\n",
-            "Orrin",
-            "````\n```\n# a comment\n````\n# Orrin\n",
-        ),
-        ("x.md", "```\n~~~\n# a comment\n```\n# Orrin\n", "Orrin", "```\n~~~\n# a comment\n```\n# Orrin\n"),
+        ("x.md", "````\n```\n# a comment\n````\n# Orrin\n", "Orrin", WHOLE),
+        ("x.md", "```\n~~~\n# a comment\n```\n# Orrin\n", "Orrin", WHOLE),
         ("x.md", "---\ntitle: Orrin\ntags: [x]\n---\nA town.\n", "Orrin", "A town.\n"),
         ("x.md", "Orrin\n=====\nA town.", "Orrin", "A town."),
-        ("x.md", "A preface.\n---\n# Orrin\nA town.", "Orrin", "A preface.\n---\n# Orrin\nA town."),
-        ("orrin.md", "- # In a list\n", "orrin", "- # In a list\n"),
-        ("orrin.md", "#hashtag and no heading", "orrin", "#hashtag and no heading"),
-        ("x.md", "# Orrin\n", "Orrin", "# Orrin\n"),
+        ("x.md", "A preface.\n---\n# Orrin\nA town.", "Orrin", WHOLE),
+        ("orrin.md", "- # In a list\n", "orrin", WHOLE),
+        ("orrin.md", "#hashtag and no heading", "orrin", WHOLE),
+        ("x.md", "# Orrin\n", "Orrin", WHOLE),
         ("x.md", b"\xef\xbb\xbf# Orrin\nA town.", "Orrin", "A town."),
         ("x.md", "## Orrin\nA town.\n### Harbour\nOld.", "Orrin", "A town.\n### Harbour\nOld."),
         ("x.md", "# Orrin\nA town.\n# Sarn\nAnother.", "Orrin", "A town.\n# Sarn\nAnother."),
         # The first part's heading, not the whole's.
-        ("x.md", "## Harbour\nOld.\n## Market\nNew.", "x", "## Harbour\nOld.\n## Market\nNew."),
-        ("x.md", "### Note\nOld.\n## Market\nNew.", "x", "### Note\nOld.\n## Market\nNew."),
+        ("x.md", "## Harbour\nOld.\n## Market\nNew.", "x", WHOLE),
+        ("x.md", "### Note\nOld.\n## Market\nNew.", "x", WHOLE),
     ],
 )
 def test_the_title_is_the_heading_of_the_whole_or_the_files_name(tmp_path, name, content, title, text):
     markdown = name.endswith(".md")
-    assert read(write(tmp_path, {name: content})) == [Document(name, title, text, markdown)]
+    assert read(write(tmp_path, {name: content})) == [Document(name, title, text or content, markdown)]
 
 
 @pytest.mark.parametrize("goal", ["gone", ".", "/proc/self/mem"])  # a dangling link, a folder, a bad disk
@@ -99,15 +93,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, goal):
         read(tmp_path / "notes")
 
 
-def a_pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("made", [a_pipe, endless])
+@pytest.mark.parametrize(
+    "made", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["a pipe", "endless"]
+)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "notes/a.md"])
 def test_what_would_never_end_is_refused_by_name(tmp_path, name, made):
     path = tmp_path / name
@@ -235,11 +223,19 @@ Keys
 """
 
 
-def test_a_page_gives_its_main_part_as_markdown(tmp_path):
-    (page,) = read(write(tmp_path, {"a.html": PAGE}))
-    assert (page.id, page.title, page.markdown) == ("a.html", "Sorting", True)
-    fence = "```\n>>> sorted([2, 1])\n[1, 2]\n```\n"
-    assert page.text == f"Lists have a `sort()` method.\n\n## Keys\n\n{fence}"
+FENCE = "```\n>>> sorted([2, 1])\n[1, 2]\n```\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        ("a.html", PAGE, f"Lists have a `sort()` method.\n\n## Keys\n\n{FENCE}"),
+        # What only Sphinx knows shows its text.
+        ("a.rst", RST, f"Lists have a sort method, see the keys.\n\n## Keys\n\n2.4\nThe key.\n\n{FENCE}"),
+    ],
+)
+def test_a_page_gives_its_main_part_as_markdown(tmp_path, name, content, text):
+    assert read(write(tmp_path, {name: content})) == [Document(name, "Sorting", text, True)]
 
 
 TEXT, LAST = "<p>Lists have a sort method, which is stable.</p>", "<p>Keys are cached.</p>"
@@ -307,9 +303,9 @@ def test_furniture_goes_unless_it_holds_the_text(tmp_path, page, text):
 def test_a_page_in_two_formats_is_told(tmp_path):
     files = {
         "html/a.html": PAGE,
-        "html/_sources/a.rst.txt": "Sorting",
+        "_sources/a.rst.txt": "Sorting",
         "md/a.md": "# Sorting\nLists.",
-        "b.md": "# B\nText.",
+        "b.md": "B",
     }
     list(Corpus(write(tmp_path, files)).read(reading := Reading()))
     assert [line.partition(": ")[2] for line in reading.lines()] == [
@@ -326,13 +322,6 @@ def test_a_giant_record_is_refused_before_it_fills_the_memory(tmp_path, name, mo
     data = content.get(name, f'[{{"text": "{giant}"}}]').encode()
     with pytest.raises(CorpusError, match="longer than 256 MiB: split it"):
         read(write(tmp_path, {name: gzip.compress(data)}) / name)
-
-
-def test_rst_gives_markdown_and_what_only_sphinx_knows_shows_its_text(tmp_path):
-    (page,) = read(write(tmp_path, {"a.rst": RST}))
-    assert (page.title, page.markdown) == ("Sorting", True)
-    fence = "```\n>>> sorted([2, 1])\n[1, 2]\n```\n"
-    assert page.text == (f"Lists have a sort method, see the keys.\n\n## Keys\n\n2.4\nThe key.\n\n{fence}")
 
 
 def test_the_label_of_a_note_is_no_sentence_of_it(tmp_path):
@@ -426,20 +415,12 @@ OPEN, HAMLET = '"To be or not', '"Hamlet" is a play, and long'
         ("a.csv", 'id,text\n1,"Orrin" is old\n2,a "hall"\n', ['"Orrin" is old', 'a "hall"']),
         # With quoting.
         ("a.tsv", 'id\ttext\n1\t"a\tb ""c"""\n2\t"d\ne"\n', ['a\tb "c"', "d\ne"]),
-        (
-            "a.csv",
-            'id,text\n1,"One, two\nthree"\n2,"Four\n\nfive, six"\n',
-            ["One, two\nthree", "Four\n\nfive, six"],
-        ),
+        ("a.csv", 'id,text\n1,"a, b\nc"\n2,"d\n\ne, f"\n', ["a, b\nc", "d\n\ne, f"]),
         ("a.csv", 'id, text\n1, "One, two"\n2, "Three"\n', ["One, two", "Three"]),
         ("a.csv", 'id,text\n1,"say \\"a, b\\""\n2,"c"\n', ['say "a, b"', "c"]),
         # Delimiters that the header alone would not tell.
         ("a.csv", "id;text;as, it, is\n1;Orrin, a town;x\n", ["Orrin, a town"]),
-        (
-            "a.csv",
-            "text\nA town, on the river\nOld, with, commas\n",
-            ["A town, on the river", "Old, with, commas"],
-        ),
+        ("a.csv", "text\nA town, old\nWith, more, commas\n", ["A town, old", "With, more, commas"]),
         ("a.csv", "sep=;\r\nid;text\r\n1;a, b\r\n", ["a, b"]),
         ("a.csv", "\ufeffsep=^\nid^text\n1^a;b\n", ["a;b"]),
         ("a.csv", 'id,text\r1,Orrin\r2,"a, b"\r', ["Orrin", "a, b"]),
@@ -475,9 +456,8 @@ def test_one_faulty_row_costs_itself_and_is_named(tmp_path):
 )
 def test_a_record_that_takes_in_what_reads_as_rows_is_named(tmp_path, table, told):
     list(Corpus(write(tmp_path, {"a.csv": table}) / "a.csv").read(reading := Reading()))
-    assert [one for one in told if one in " ".join(reading.lines())] == told and bool(reading.notes) == bool(
-        told
-    )
+    assert [one for one in told if one in " ".join(reading.lines())] == told
+    assert bool(reading.notes) == bool(told)
 
 
 # --- values and names --------------------------------------------------------------------------------------
@@ -491,14 +471,9 @@ def test_a_missing_title_or_id_is_none(tmp_path, missing):
 
 
 def test_missing_values_of_parquet_are_none_and_whole_numbers_stay_whole(tmp_path):
-    table = pa.table(
-        {
-            "id": pa.array([1914.0, math.nan]),
-            "title": pa.array([None, datetime(1914, 7, 28)], pa.timestamp("ns")),
-            "text": ["A.", "B."],
-        }
-    )
-    pq.write_table(table, tmp_path / "a.parquet")
+    titles = pa.array([None, datetime(1914, 7, 28)], pa.timestamp("ns"))
+    table = {"id": pa.array([1914.0, math.nan]), "title": titles, "text": ["A.", "B."]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
     first, second = read(tmp_path / "a.parquet")
     assert (first.id, first.title, second.title, len(second.id)) == ("1914", "", "1914-07-28 00:00:00", 32)
 
@@ -528,9 +503,8 @@ def test_texts_that_differ_in_white_space_alone_are_indexed_once_and_told_with_b
     write(tmp_path, {"a.jsonl": "\n".join(json.dumps({"text": text}) for text in texts)})
     found = survey(Corpus(tmp_path / "a.jsonl"))
     assert (found.documents, found.duplicates) == (2, 1)
-    assert [(one.rpartition("/")[2], other.rpartition("/")[2]) for one, other in found.examples] == [
-        ("a.jsonl line 2", "a.jsonl line 1")
-    ]
+    ((one, other),) = found.examples
+    assert (one, other) == (f"{tmp_path}/a.jsonl line 2", f"{tmp_path}/a.jsonl line 1")
 
 
 @pytest.mark.parametrize("name", ["a", "a b", "-abc", "a..b", "1.2.3.4", "x" * 513, "übung"])
@@ -550,9 +524,8 @@ def test_a_place_that_cannot_be_written_is_one_error(tmp_path, place):
 @pytest.mark.parametrize("space", ["cosine", "ip", "l2"])
 @pytest.mark.parametrize("old", [True, False])
 def test_the_distance_of_another_tools_collection_is_measured(tmp_path, space, old):
-    where: dict[str, Any] = (
-        {"metadata": {"hnsw:space": space}} if old else {"configuration": {"hnsw": {"space": space}}}
-    )
+    new = {"configuration": {"hnsw": {"space": space}}}
+    where: dict[str, Any] = {"metadata": {"hnsw:space": space}} if old else new
     with connect(ChromaPlace.parse(tmp_path / "chroma"), create=True) as client:
         handle = client.create_collection("papers", embedding_function=None, **where)
         handle.add(ids=["a", "b"], embeddings=[[2.0, 0.0], [0.0, 3.0]], documents=["a", "b"])
@@ -566,17 +539,11 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "empty.md": (b"", "no text"),
     "blank.txt": (b" \n\t\n", "no text"),
     "picture.txt": (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\xff\xfe\x9c" * 9, "a binary file?"),
-    "one-bad-line.md": (
-        "Zürich\nKöln\nGröße\n".encode() + b"caf\xe9",
-        "byte 0xe9 is in another encoding than the rest",
-    ),
+    "one-bad-line.md": ("Köln\nGröße\n".encode() + b"caf\xe9", "byte 0xe9 is in another encoding than the"),
     "no-json.jsonl": (GOOD + b"{text: 1}\n", "line 2: not JSON"),
     "deep.jsonl": (b"[" * 100_000, "line 1: not JSON: nested too deep"),
     "no-record.jsonl": (b'"Orrin"\n', "line 1: not a record with fields, but text"),
-    "no-text.jsonl": (
-        b'{"body": "x"}\n',
-        "line 1: no text: no field 'text' or 'contents'; its fields are body",
-    ),
+    "no-text.jsonl": (b'{"body": "x"}\n', "line 1: no text: no field 'text' or 'contents'; its fields are"),
     "null.jsonl": (b'{"text": null}\n', "line 1: no text: 'text' is empty"),
     "nan.jsonl": (b'{"text": NaN}\n', "line 1: no text: 'text' is empty"),
     "blank.jsonl": (b'{"text": "  "}\n', "line 1: no text: 'text' is empty"),
@@ -594,15 +561,6 @@ MALFORMED: dict[str, tuple[bytes, str]] = {
     "no.parquet": (b"PAR1", "not a parquet file"),
     "no-columns.parquet": (parquet(), "its fields are headword, definition, n"),
 }
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_source_is_refused_by_file_and_place(tmp_path, name):
-    content, says = MALFORMED[name]
-    write(tmp_path, {name: content})
-    with pytest.raises(CorpusError) as refused:
-        survey(Corpus(tmp_path / name))
-    assert f"{tmp_path / name}" in str(refused.value) and says in str(refused.value)
 
 
 def test_more_than_twenty_malformed_sources_are_one_list_and_nothing_is_half_built(tmp_path):
@@ -649,9 +607,8 @@ def test_what_gives_no_corpus_is_refused(tmp_path, files, settings, says):
 
 def test_alike_faults_are_one_line_that_counts_them(tmp_path):
     write(tmp_path, {"a.jsonl": '{"text": ""}\n' * 9})
-    with pytest.raises(
-        CorpusError, match=r"a\.jsonl lines 1, 2, 3, 4, 5 and 4 more: no text: 'text' is empty"
-    ):
+    told = r"a\.jsonl lines 1, 2, 3, 4, 5 and 4 more: no text: 'text' is empty"
+    with pytest.raises(CorpusError, match=told):
         read(tmp_path / "a.jsonl")
 
 
@@ -661,14 +618,8 @@ def test_alike_faults_are_one_line_that_counts_them(tmp_path):
 @pytest.fixture
 def data_sets(monkeypatch, tmp_path):
     """A hub with one data set of tables and one of texts, and an empty cache."""
-    sets = {
-        "org/words": {
-            "README.md": b"# Words\nA data set.",
-            "data/train-0.jsonl": lines(),
-            "data/test-0.csv": table(","),
-        },
-        "org/notes": {"a.md": b"# Orrin\nA town.", "b.bin": b"\0"},
-    }
+    words = {"README.md": b"# Words\n", "data/train-0.jsonl": lines(), "data/test-0.csv": table(",")}
+    sets = {"org/words": words, "org/notes": {"a.md": b"# Orrin\nA town.", "b.bin": b"\0"}}
     hub_fault.cache_clear()
     with LoopbackHub(sets, port=NO_HUB):
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))

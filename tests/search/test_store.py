@@ -135,13 +135,6 @@ def test_file_cut_off_anywhere_is_detected(template, name, share):
     check_files(template[0])
 
 
-def test_small_collection_without_vector_files_of_its_own_is_whole(tmp_path):
-    vectors = build(tmp_path / "small", count=3)
-    check_files(tmp_path / "small")
-    with open_collection(tmp_path / "small", NAME) as store:
-        assert store.query(vectors[:1], 1)[0][0]["document"]["text"] == text_of(0)
-
-
 def test_touched_database_does_not_make_the_store_read_everything_again(store, folder, vectors):
     assert answers_right(store, vectors)
     handle = store.collection

@@ -13,7 +13,7 @@ from drzero.recipe.indices import index_of, places_of, target_of
 from drzero.recipe.overrides import OverrideError, assigned
 from drzero.stages.services import retrieval_spec
 from search.chroma.location import Quota
-from search.chroma.sharded_store import ChromaIndex, ShardLayout
+from search.chroma.sharded_store import chroma_index
 from search.errors import StoreError
 from search.indexing.shards import Shards
 from search.indexing.size import FACTOR, IndexSize, Planned
@@ -28,10 +28,10 @@ def composed(stage, *overrides):
 def test_the_service_is_started_with_the_places_and_the_shards_that_the_config_names():
     places = ["http://127.0.0.1:1", "http://127.0.0.1:2"]
     words = ("retrieval.port=8123", "chroma.shards=3", assigned("chroma.path", places))
-    config, layout = composed("serve_search", *words), ShardLayout.parse(places, "corpus", 3)
+    config, index = composed("serve_search", *words), chroma_index(places, "corpus", 3)
     words = retrieval_spec(config).command
-    assert index_of(config) == ChromaIndex(layout)
-    assert served(parser().parse_args(words[words.index("--chroma-path") :])) == ChromaIndex(layout)
+    assert index_of(config) == index
+    assert served(parser().parse_args(words[words.index("--chroma-path") :])) == index
 
 
 def test_a_servers_quotas_are_those_of_the_config():
@@ -41,7 +41,7 @@ def test_a_servers_quotas_are_those_of_the_config():
     assert place.quota == Quota(page=300, reads=10)
     words = retrieval_spec(config).command
     opened = served(parser().parse_args(words[words.index("--chroma-path") :]))
-    assert opened.layout.places[0].quota.reads == 10
+    assert opened.places[0].quota.reads == 10
 
 
 @pytest.mark.parametrize(("shards", "fits"), [(1, False), (4, False), (5, True)])
@@ -76,7 +76,7 @@ def test_an_index_is_built_in_the_memory_that_other_programs_leave(tmp_path, mon
 
 def test_an_index_is_built_in_the_shards_that_the_config_names(tmp_path):
     config = composed("prepare_data", "chroma.shards=4", "indexing.writers=3", f"chroma.path={tmp_path}")
-    assert target_of(config) == Shards(ShardLayout.parse([str(tmp_path)], "corpus", 4), 3)
+    assert target_of(config) == Shards(chroma_index([str(tmp_path)], "corpus", 4), 3)
 
 
 @pytest.mark.parametrize("path", ["null", "{a: b}"])
