@@ -76,20 +76,13 @@ class CliCommand:
         return command_help(self.function.partition(":")[0], self.stage or self.config, self.keys)
 
 
+def _stage(function: str, about: str, config: str, overrides: str = "", **more: Any) -> CliCommand:
+    completed = f"drzero.stages.{overrides}" if overrides else None
+    return CliCommand(f"drzero.stages.{function}", about, config, completed, reports=True, **more)
+
+
 def _demo(about: str, overrides: str) -> CliCommand:
-    return CliCommand(
-        "drzero.stages.demo:run_demo",
-        about,
-        "challenger",
-        overrides=f"drzero.stages.demo:{overrides}",
-        reports=True,
-        shown=True,
-        keys=("paths",),
-    )
-
-
-def _stage(function: str, about: str, config: str, *, shown: bool = False) -> CliCommand:
-    return CliCommand(f"drzero.stages.{function}", about, config, reports=True, shown=shown)
+    return _stage("demo:run_demo", about, "challenger", f"demo:{overrides}", shown=True, keys=("paths",))
 
 
 def _reader(function: str, about: str, **more: Any) -> CliCommand:
@@ -105,19 +98,14 @@ STAGES = {
         stage="prepare_data",
         keys=("paths",),
     ),
-    "preview": CliCommand(
-        "drzero.stages.preview:run_preview",
-        "what your corpus is worth",
-        "preview",
-        overrides="drzero.stages.models:preview_overrides",
-        reports=True,
+    "preview": _stage(
+        "preview:run_preview", "what your corpus is worth", "preview", "models:preview_overrides"
     ),
-    "warm-start": CliCommand(
-        "drzero.stages.warm_start:run_warm_start",
+    "warm-start": _stage(
+        "warm_start:run_warm_start",
         "learn from good conversations",
         "warm_start",
-        overrides="drzero.stages.warm_start:warm_start_overrides",
-        reports=True,
+        "warm_start:warm_start_overrides",
     ),
     "prepare-data": CliCommand(
         "drzero.stages.prepare_data:run_prepare_data", "prompts from your corpus", "prepare_data"
@@ -127,13 +115,7 @@ STAGES = {
     "synthesize": _stage("synthesize:run_synthesize", "write the solver's questions", "synthesize"),
     "solver": _stage("training:run_solver", "train the solver (GRPO)", "solver", shown=True),
     "merge": _stage("merge:run_merge", "checkpoint to model folder", "merge"),
-    "evaluate": CliCommand(
-        "drzero.stages.evaluate.run:run_evaluate",
-        "score a model",
-        "evaluate",
-        overrides="drzero.stages.models:evaluate_overrides",
-        reports=True,
-    ),
+    "evaluate": _stage("evaluate.run:run_evaluate", "score a model", "evaluate", "models:evaluate_overrides"),
     "train": _stage("train:run_train", "GRPO in any environment", "train", shown=True),
 }
 READERS = {

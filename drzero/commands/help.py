@@ -52,13 +52,12 @@ def stage_keys(stage: str, places: Sequence[str] = ()) -> Iterator[str]:
         text = (CONFIG / f"{stage}.yaml").read_text(encoding="utf-8")
         own = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
         yield "\n".join(["Keys, written KEY=VALUE:", *_entries(listed, own)])
-    names = {key.name for key in listed}
-    if not places and (others := [name for name in schema.changing_results() if name not in names]):
-        yield _wrapped("Its results also depend on: ", others)
-    rest = dict.fromkeys(name.partition(".")[0] for name in schema.keys if name not in names)
-    if not places and rest:
-        yield _wrapped("Other keys and groups of keys: ", rest)
     if not places:
+        names = {key.name for key in listed}
+        if others := [name for name in schema.changing_results() if name not in names]:
+            yield _wrapped("Its results also depend on: ", others)
+        if rest := dict.fromkeys(name.partition(".")[0] for name in schema.keys if name not in names):
+            yield _wrapped("Other keys and groups of keys: ", rest)
         # A loop chooses for its stages, and nothing else has loop=.
         without = () if stage == "evolve" else ("loop",) if schema.has_verl else ("loop", "mode")
         groups = [group for group in GROUPS if group not in without]

@@ -82,14 +82,15 @@ def run_list_models(overrides: Sequence[str]) -> None:
     """Print every option of the group model/, with the paths that `overrides` set."""
     table = new_table("models", "model=", "weights", "state", ">GB")
     paths = {"paths": compose_stage("merge", overrides).paths}
-    for file in sorted((CONFIG_DIR / "model").glob("*.yaml")):
-        base_model = OmegaConf.merge(paths, OmegaConf.load(file)).base_model
-        state, gb = state_and_size(file.stem, base_model)
-        table.add_row(file.stem, base_model, state, f"{gb:.1f}" if gb else "–")
-    for base_model, environments in models_of_environments().items():
-        state, gb = state_and_size("", base_model)
-        named = f"{base_model} (env={', '.join(environments)})"
-        table.add_row("–", named, state, f"{gb:.1f}" if gb else "–")
+    models = [
+        (file.stem, OmegaConf.merge(paths, OmegaConf.load(file)).base_model, "")
+        for file in sorted((CONFIG_DIR / "model").glob("*.yaml"))
+    ]
+    of_environments = models_of_environments().items()
+    models += [("–", model, f" (env={', '.join(environments)})") for model, environments in of_environments]
+    for name, base_model, note in models:
+        state, gb = state_and_size(name, base_model)
+        table.add_row(name, base_model + note, state, f"{gb:.1f}" if gb else "–")
     console().print(table)
     print("Any other model by its hub id or folder: model=OWNER/NAME, model=./FOLDER (docs/models.md)")
 

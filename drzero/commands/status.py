@@ -1,7 +1,7 @@
 """`drzero status`: how far the self-evolution loop is, as a table.
 
-    drzero status                                        the loop under outputs/checkpoints, or its seeds'
-    loops drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
+    drzero status                                        the loop of outputs/checkpoints, or its seeds' loops
+    drzero status paths.checkpoints=/data/checkpoints    a loop elsewhere
 
 It reads only what runs write down, so you may ask at any time.
 """

@@ -35,7 +35,7 @@ from drzero.ops.supervisor import Unfinished, run_supervised
 from drzero.recipe.compose import compose_stage, write_as_run
 from drzero.runs.report.write import refresh_report, reported
 from drzero.runs.view.follow import following
-from drzero.stages.result import REPORT, RESULT, read_result
+from drzero.stages.result import RESULT, read_result
 
 LOOP_VARIABLE = "DRZERO_LOOP"
 """Environment variable of the loop's processes, by which a rerun finds a killed run's leftovers."""
@@ -98,7 +98,7 @@ def run_loop(arguments: Sequence[str]) -> None:
         evaluated = {
             run.iteration: Path(configs[run.name].run.dir) for run in plan if run.stage == "evaluate"
         }
-        report_scores(evaluated, folder / REPORT)
+        report_scores(evaluated, folder)
         for run in plan:
             if run.stage in ("challenger", "solver"):  # whose pages did not know the evaluations yet
                 refresh_report(Path(configs[run.name].run.dir))

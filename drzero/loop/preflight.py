@@ -27,13 +27,12 @@ from drzero.stages.models import evaluate_overrides, preview_overrides
 
 def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
     """Check the stages that will run. Raises PreflightFailed with all errors, each listed once."""
-    readings, reports = Readings(), []
-    for run in runs:
-        config = configs[run.name]
-        report = preflight(config, run.stage, starting=True, ahead=True, readings=readings)
-        reports.append(report)
     if not runs:
         return
+    readings = Readings()
+    reports = [
+        preflight(configs[run.name], run.stage, starting=True, ahead=True, readings=readings) for run in runs
+    ]
     reports.append(_loop_report(configs[runs[-1].name], reports))
     found = once((report.name, report.findings) for report in reports)
     if errors := [finding for finding in found if finding.severity is Severity.ERROR]:

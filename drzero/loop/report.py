@@ -11,11 +11,9 @@ from rich.table import Table
 
 from data.journal import read_records
 from drzero.loop.manifest import Manifest, StageEntry
-from drzero.ops.artefacts import announce
-from drzero.ops.files import atomic_write
 from drzero.recipe.tables import console, new_table
 from drzero.stages.evaluate import ANSWERS, Records
-from drzero.stages.result import REPORT, RESULT
+from drzero.stages.result import REPORT, RESULT, write_report
 
 _STATES = {"failed": "stopped", "forgotten": "to redo", "pending": "–"}
 
@@ -43,16 +41,15 @@ def print_loop(
     console().print(table)
 
 
-def report_scores(folders: Mapping[int, Path], target: Path) -> None:
-    """Print exact match by benchmark and its changes, and write both to `target`."""
+def report_scores(folders: Mapping[int, Path], loop: Path) -> None:
+    """Print exact match by benchmark and its changes, and write both into the loop's report."""
     if not folders:
         return
     from drzero.stages.evaluate.changes import loop_changes  # with scipy, which a waiting loop must not hold
 
     scores = {iteration: _scores(run) for iteration, run in folders.items()}
     changes = loop_changes({iteration: _records(run) for iteration, run in folders.items()})
-    atomic_write(target, json.dumps({"scores": scores, "changes": changes}, indent=1, ensure_ascii=False))
-    announce(target)
+    write_report(loop, {"scores": scores, "changes": changes})
     table = new_table("exact match, 95 % interval", "benchmark", ">n", *(f">{_model(i)}" for i in scores))
     for benchmark, first in scores[min(scores)].items():
         cells = [_score(report.get(benchmark)) for report in scores.values()]

@@ -141,16 +141,13 @@ async def play_all(
         (reason, times), *_ = Counter(failure.reason for failure in failed).most_common(1)
         say(description, f"{len(failed)} failed and are tried again; {times} times: {reason}")
         failed = await player.once([failure.job for failure in failed], f"{description}, retries")
-        _check_failed_share(failed, total, config.run.max_failed_share)
-    return failed
-
-
-def _check_failed_share(failed: Sequence[Failed[Any]], total: int, max_share: float) -> None:
+    max_share = config.run.max_failed_share
     if len(failed) > max_share * total:
         raise ConversationsFailed(
             f"{len(failed)} of {total} conversations failed twice, more than the run.max_failed_share="
             f"{max_share:g} allowed: the rest would be a biased sample. {_cause_and_advice(failed)}"
         )
+    return failed
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """The open-book gate: the solver answers each passing pair with its passages in view."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,18 +23,12 @@ ANSWERS = "open_book.jsonl"
 Key = tuple[int, int]  # a pair's prompt and sample
 
 
-@dataclass(frozen=True)
-class OpenBook:
-    """The journal's records and their verdicts."""
-
-    verdicts: dict[Key, str | None]  # the reason against each pair, None if it passed
-    records: list[dict[str, Any]]
-
-
-def check_open_book(config: DictConfig, pairs: Sequence[Pair], samples: Mapping[str, Any]) -> OpenBook:
+def check_open_book(
+    config: DictConfig, pairs: Sequence[Pair], samples: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """Ask the solver for the answers its journal lacks. `samples` identifies the pairs' samples.
 
-    Raises OutOfTime, ServiceDied or ConversationsFailed.
+    Returns the journal's records. Raises OutOfTime, ServiceDied or ConversationsFailed.
     """
     # The reference engine reads all waiting prompts before it answers a probe, and these are long.
     at_once = 8 if config.solver.engine == "reference" else config.solver.concurrency
@@ -61,7 +54,7 @@ def check_open_book(config: DictConfig, pairs: Sequence[Pair], samples: Mapping[
         if missing:
             ask = partial(ask_solver, served, model, missing, journal)
             with_services(config, [solver_spec(served)], journal.path, ask)
-    return OpenBook(verdicts(pairs, journal.records), journal.records)
+        return journal.records
 
 
 async def ask_solver(

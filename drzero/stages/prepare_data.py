@@ -57,22 +57,16 @@ _LEAST_S = 120.0  # With less time left, nothing starts. The next run resumes an
 def run_prepare_data(config: DictConfig) -> None:
     """Check, index and write the prompts. Raises PreflightFailed, else as `prepare_data`."""
     require(config, "prepare_data")
-    if config.indexing.embed_only:
-        embed_corpus(config)
+    if config.indexing.embed_only:  # for an index that another run writes
+        require_time("prepare-data", _LEAST_S)
+        config = resolve(config)
+        _build_index(config, corpus_of(config), _embedder_of(config), embed_only=True)
         return
     prepare_data(config)
     config = resolve(config)
     models, model = Path(config.paths.corpus) / "models", Path(config.base_model)
     if model in (models / BASE_NAME, models / POLICY_NAME):
         unpack_demo_models(models)
-
-
-def embed_corpus(config: DictConfig) -> None:
-    """Embed the source for an index that another run writes. Raises as `prepare_data`."""
-    require_time("prepare-data", _LEAST_S)
-    config = resolve(config)
-    embedder = _embedder_of(config)
-    _build_index(config, corpus_of(config), embedder, embed_only=True)
 
 
 def prepare_data(

@@ -27,25 +27,19 @@ from data.selection import prompts_by_index, select
 from data.solver_rows import write_rejects
 from drzero.ops.artefacts import announce
 from drzero.ops.console import say
-from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
+from drzero.ops.files import remove_temporaries, write_jsonl
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.ops.text import counted
 from drzero.preflight.inputs import gate_questions
 from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.indices import corpus_of
-from drzero.stages.conversations import (
-    Failed,
-    journal_conditions,
-    play_all,
-    served_agent,
-    with_services,
-)
+from drzero.stages.conversations import Failed, journal_conditions, play_all, served_agent, with_services
 from drzero.stages.models import StageModel, greet, requests_report, stage_model
 from drzero.stages.prepare_data import prepare_data
 from drzero.stages.preview_report import preview_report, print_preview, question_rows
 from drzero.stages.preview_sample import sample_corpus
-from drzero.stages.result import FOUND, REPORT, RESULT, write_result
+from drzero.stages.result import FOUND, REPORT, RESULT, write_report, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from drzero.stages.synthesize import PromptRow, Sample, gates_of, sample_record, sample_seed
 from verl_ext.clients.question_score import score_question
@@ -218,10 +212,9 @@ def _write(config: DictConfig, report: dict[str, Any], lines: Sequence[Mapping[s
         raise DataError(f"no question was finished: see {folder / FAILURES}, then rerun to ask again")
     (folder / RESULT).unlink(missing_ok=True)
     write_jsonl(folder / FOUND, lines)
-    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    announce(folder / FOUND)
+    write_report(folder, report)
     print_preview(report, config.run.name)
-    for name in (FOUND, REPORT):
-        announce(folder / name)
     cost = report["cost"]
     figures = {name: report[name] for name in ("prompts", "accepted", "failed")}
     outputs = {"questions": folder / FOUND, "report": folder / REPORT}

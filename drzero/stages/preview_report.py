@@ -78,23 +78,21 @@ def _rates(rewards: Sequence[Record]) -> dict[str, Any]:
 
 def question_rows(records: Sequence[Record], selection: Selection) -> list[dict[str, Any]]:
     """Each question with its fate and its evidence, in the order of the prompts."""
-    accepted = {pair.prompt_index: pair for pair in selection.accepted}
+    accepted = {pair.prompt_index for pair in selection.accepted}
     refused = {one.prompt_index: one.samples[0].reasons for one in selection.rejected if one.samples}
-    lines = []
-    for record in sorted(records, key=lambda record: record["prompt_index"]):
-        index, reward = record["prompt_index"], record["reward"]
-        judged = ("question", "answer", "k", "n", "score", "format", "difficulty")
-        line = {
-            "prompt_index": index,
-            "accepted": index in accepted,
-            "reasons": list(refused.get(index, ())),
+    judged = ("question", "answer", "k", "n", "score", "format", "difficulty")
+    return [
+        {
+            "prompt_index": record["prompt_index"],
+            "accepted": record["prompt_index"] in accepted,
+            "reasons": list(refused.get(record["prompt_index"], ())),
             **{name: record[name] for name in ("hop", "doc_id")},
-            **{name: reward[name] for name in judged},
-            "evidence": evidence(reward["answer"], record["document"], trajectory_of(record)),
+            **{name: record["reward"][name] for name in judged},
+            "evidence": evidence(record["reward"]["answer"], record["document"], trajectory_of(record)),
             "document": record["document"],
         }
-        lines.append(line)
-    return lines
+        for record in sorted(records, key=lambda record: record["prompt_index"])
+    ]
 
 
 def _lacks(corpus: Record, selection: Selection) -> Iterator[str]:

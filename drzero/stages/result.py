@@ -36,6 +36,12 @@ def write_result(
     announce(folder / RESULT)
 
 
+def write_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """Write `report.json`, for readers and for the run's page."""
+    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    announce(folder / REPORT)
+
+
 def read_result(folder: Path) -> StageResult | None:
     """The result in a run folder. None if the stage has not finished."""
     path = folder / RESULT

@@ -11,7 +11,6 @@ same bytes. A conversation that services failed twice is counted and left to the
 """
 
 import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,20 +29,14 @@ from data.selection import Selection, prompts_by_index, select
 from data.solver_rows import REJECTS, TRAIN, VAL, check_partition, write_rejects, write_solver_split
 from drzero.checkpoints.export import export_policy
 from drzero.ops.artefacts import announce
-from drzero.ops.files import atomic_write, remove_temporaries
+from drzero.ops.files import remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.inputs import gate_questions, gate_settings, partition_rows
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.fingerprint import fingerprint
 from drzero.recipe.tables import console, new_table
-from drzero.stages.conversations import (
-    Failed,
-    journal_conditions,
-    play_all,
-    served_agent,
-    with_services,
-)
+from drzero.stages.conversations import Failed, journal_conditions, play_all, served_agent, with_services
 from drzero.stages.examples import gates_table, per_hop, print_examples
 from drzero.stages.models import (
     StageModel,
@@ -57,8 +50,8 @@ from drzero.stages.models import (
     spent,
     usd,
 )
-from drzero.stages.open_book import OpenBook, check_open_book
-from drzero.stages.result import REPORT, RESULT, write_result
+from drzero.stages.open_book import check_open_book, verdicts
+from drzero.stages.result import REPORT, RESULT, write_report, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 from search.embedders import Embedder, EmbedderSpec
 from verl_ext.clients.chat_endpoint import ChatEndpoint
@@ -104,8 +97,9 @@ def run_synthesize(config: DictConfig) -> None:
         gates = gates_of(config, benchmark_questions)
         answers = None
         if config.gates.open_book:
-            answers = check_open_book(config, passing_pairs(samples, rows, gates), conditions)
-            gates.verdicts.update(answers.verdicts)
+            pairs = passing_pairs(samples, rows, gates)
+            answers = check_open_book(config, pairs, conditions)
+            gates.verdicts.update(verdicts(pairs, answers))
         report, outputs = _select(config, rows, samples, generator, gates)
         _finish(config, report, outputs, answers, model.endpoint)
 
@@ -252,22 +246,22 @@ def _finish(
     config: DictConfig,
     report: dict[str, Any],
     outputs: Mapping[str, Path],
-    answers: OpenBook | None,
+    answers: Sequence[PromptRow] | None,
     endpoint: ChatEndpoint | None,
 ) -> None:
     folder, tokens = Path(config.run.dir), report["tokens_in"] + report["tokens_out"]
-    if answers:
-        cost = costs(answers.records)
-        report["open_book"] = {"answers": len(answers.records), **cost}
+    if answers is not None:
+        cost = costs(answers)
+        report["open_book"] = {"answers": len(answers), **cost}
         tokens += cost["tokens_in"] + cost["tokens_out"]
     if endpoint:
         report["endpoint"] = requests_report(endpoint)
         report["endpoint"]["usd"] = usd(config, report)
-    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
+    for path in outputs.values():
+        announce(path)
+    write_report(folder, report)
     print_report(report, config.run.name)
     print_examples(Examples.from_dict(report["examples"]), config.run.name)
-    for path in (*outputs.values(), folder / REPORT):
-        announce(path)
     shown = ("prompts", "accepted", "rejected", "samples", "missing_samples", "train_rows", "val_rows")
     write_result(config, outputs, tokens, {name: report[name] for name in shown})
 

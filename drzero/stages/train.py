@@ -19,7 +19,7 @@ from omegaconf import DictConfig, open_dict
 from drzero.ops.files import atomic_path
 from drzero.recipe.environment import load_taskset, rows_of
 from drzero.stages.services import search_spec
-from drzero.stages.training import LiveView, exported, finish, no_view, prepare, train
+from drzero.stages.training import LiveView, exported, finish, prepare, train
 from environments.fault import EnvironmentUnusable
 from environments.row import Row
 from environments.taskset import Taskset
@@ -38,7 +38,7 @@ _SCHEMA = pa.schema(
 """The columns veRL requires, and the environment's row as JSON."""
 
 
-def run_train(config: DictConfig, view: LiveView = no_view) -> None:
+def run_train(config: DictConfig, view: LiveView) -> None:
     """Train to `steps`, then export and summarise. Raises PreflightFailed, else as `training.train`."""
     taskset = load_taskset(config)
     config = prepare_environment(config, taskset)

@@ -13,7 +13,7 @@ raises OutOfTime or Collapsed.
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -32,7 +32,7 @@ from drzero.ops.stop_time import Note, drop_note, read_note, require_time
 from drzero.ops.supervisor import ChildFailed, Ended, NothingDone, Stalled, run_supervised
 from drzero.ops.watchdog.diagnosis import ALIKE
 from drzero.recipe.compose import RESOLVED, joins_cluster, verl_env, write_resolved
-from drzero.recipe.metrics import metrics_path, read_metrics, spent_tokens
+from drzero.recipe.metrics import read_metrics, spent_tokens
 from drzero.recipe.overrides import assigned
 from drzero.stages.flight_recorder import flight_recorder
 from drzero.stages.flow import flow_monitor
@@ -50,23 +50,18 @@ START_S = 60.0  # with less time left, the first step would not be reached, so n
 LiveView = Callable[[DictConfig], AbstractContextManager[None]]
 
 
-def no_view(config: DictConfig) -> AbstractContextManager[None]:
-    """Show nothing."""
-    return nullcontext()
-
-
 class Collapsed(RunFailed):
     """The policy collapsed, and the run stopped at the checkpoint after that step."""
 
 
-def run_challenger(config: DictConfig, view: LiveView = no_view) -> None:
+def run_challenger(config: DictConfig, view: LiveView) -> None:
     """Train the challenger, then export and summarise. Raises PreflightFailed, else as `train`."""
     config = prepare(config, "challenger")
     train(config, [search_spec(config), solver_spec(config)], view)
     finish(config, {"export": exported(config)})
 
 
-def run_solver(config: DictConfig, view: LiveView = no_view) -> None:
+def run_solver(config: DictConfig, view: LiveView) -> None:
     """Train the solver, with validations. The merge stage exports it."""
     config = prepare(config, "solver")
     train(config, [search_spec(config)], view)
@@ -83,7 +78,7 @@ def prepare(config: DictConfig, stage: str) -> DictConfig:
     return config
 
 
-def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView = no_view) -> None:
+def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView) -> None:
     """Train a prepared config to `trainer.total_training_steps`, last validation included.
 
     Does nothing if that is done. Raises AlreadyRunning, OutOfTime, ServiceDied, ChildFailed, NodeLost, or
@@ -255,18 +250,15 @@ def trainer_command(config: DictConfig, folder: Path, recorder: Mapping[str, str
 
 def trainer_env(config: DictConfig, folder: Path) -> dict[str, str]:
     """The environment of every process of the trainer. It holds no secret."""
-    root, rollout = str(Path(__file__).resolve().parents[2]), config.actor_rollout_ref.rollout
+    rollout = config.actor_rollout_ref.rollout
     is_sglang_on_cpu = rollout.name == "sglang" and config.machine.device == "cpu"
     engine = cpu.environment(rollout.tensor_model_parallel_size) if is_sglang_on_cpu else {}
     return {
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
         "PYTHONUNBUFFERED": "1",
-        "TOKENIZERS_PARALLELISM": "false",
         # Nothing may leave the machine, usage reports included.
         "RAY_USAGE_STATS_ENABLED": "0",
         **VLLM_SILENT,
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
-        "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
         "WANDB_DIR": str(folder),
         "WANDB_MODE": os.environ.get("WANDB_MODE")
         or ("online" if os.environ.get("WANDB_API_KEY") else "offline"),

@@ -1,5 +1,6 @@
 """The watchdog's knowledge of this recipe: phases, flow points, who answers them, where veRL waits."""
 
+import os
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from drzero.ops.watchdog.diagnosis import Landmarks
 from drzero.ops.watchdog.movement import Patience
 from drzero.ops.watchdog.watchdog import WatchPlan
 from drzero.recipe.compose import process_env
+from drzero.recipe.metrics import metrics_path
 from drzero.stages.flight_recorder import FLIGHT, recorder_folder
 from drzero.stages.nodes import read_elsewhere
 
@@ -158,8 +160,12 @@ def watch_plan(config: DictConfig, flow: FlowMonitor | None = None) -> WatchPlan
 
 
 def watched_env(config: DictConfig) -> dict[str, str]:
-    """The environment that lets the watchdog see into the trainer's processes."""
+    """The environment of any trainer: it finds our code, and lets the watchdog see into its processes."""
+    root = str(Path(__file__).resolve().parents[2])
     return {
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
+        "TOKENIZERS_PARALLELISM": "false",
+        "VERL_FILE_LOGGER_PATH": str(metrics_path(Path(config.run.dir))),
         "DRZERO_PROGRESS_DIR": str(Path(config.run.dir) / PROGRESS),
         # Tracebacks of all threads when C code crashes.
         "PYTHONFAULTHANDLER": "1",

@@ -1,13 +1,10 @@
 """`drzero fetch-models` against a hub on loopback."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from loopback_hub import REVISION, LoopbackHub
@@ -33,16 +30,6 @@ for words in json.load(sys.stdin):
 """
 
 
-@dataclass
-class Fetched:
-    """What came of command lines, one after the other."""
-
-    fetched: list[str]
-    cache: Path
-    codes: list[int]
-    errors: list[str]
-
-
 def fetch(url, cache, *lines):
     """Exit codes and other lines of standard error."""
     own = {"HF_ENDPOINT": url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
@@ -62,6 +49,7 @@ def fetch(url, cache, *lines):
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
+    """What came of command lines, one after the other."""
     cache = tmp_path_factory.mktemp("hub")
     with LoopbackHub({"org/policy": POLICY, "org/embedder": EMBEDDER}) as hub:
         codes, errors = fetch(
@@ -73,7 +61,7 @@ def session(tmp_path_factory):
             ["challenger", f"base_model={cache}", "retrieval.embedder=packaged-minilm"],
             ["challenger", "base_model=org/polisy", "retrieval.embedder=org/embedder"],
         )
-    return Fetched(hub.fetched, cache, codes, errors)
+    return SimpleNamespace(fetched=hub.fetched, cache=cache, codes=codes, errors=errors)
 
 
 def test_a_stages_models_and_its_embedder_are_fetched_in_one_format(session):

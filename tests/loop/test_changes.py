@@ -107,7 +107,7 @@ def test_the_loop_reports_scores_and_changes(tmp_path, capsys):
         0: evaluated(tmp_path / "evaluate_iter0", [0] * 20),
         1: evaluated(tmp_path / "evaluate_iter1", [1] * 8 + [0] * 12),
     }
-    report_scores(folders, tmp_path / "report.json")
+    report_scores(folders, tmp_path)
     shown = capsys.readouterr().out
     assert "0.400 [0.100, 0.900]" in shown
     (line,) = [line for line in shown.splitlines() if "+0.400" in line]
@@ -119,5 +119,5 @@ def test_the_loop_reports_scores_and_changes(tmp_path, capsys):
 
 
 def test_a_loop_without_evaluations_has_no_scores(tmp_path, capsys):
-    report_scores({}, tmp_path / "report.json")
+    report_scores({}, tmp_path)
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())

@@ -7,11 +7,11 @@ every stage.
 
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from chaos import STEPS, Kill, Loop, Recovery, attack, small_loop
+from chaos import STEPS, Kill, Loop, attack, small_loop
 from documented import left_by_a_run
 from launched_loop import CUT
 
@@ -34,45 +34,18 @@ KILLS = [
 STAGES = ("evaluate_iter0", *(f"{stage}_iter1" for stage in plan.STAGES))
 
 
-@dataclass
-class Ended:
-    """A command line that has ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-@dataclass
-class Attacked:
-    """A loop that has been killed at every point of KILLS and has then finished."""
-
-    loop: Loop
-    arguments: list[str]
-    recoveries: list[Recovery]
-    problems: list[str]
-
-    @property
-    def manifest(self):
-        return Manifest(self.loop.checkpoints / "evolve" / "manifest.json")
-
-
-@pytest.fixture
-def drzero(capfd):
-    def run(*arguments):
-        code = main(arguments)
-        return Ended(code, *capfd.readouterr())
-
-    return run
-
-
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory, prepared, speaking_model):
+    """A loop that has been killed at every point of KILLS and has then finished."""
     checkpoints = tmp_path_factory.mktemp("evolve") / "loop"
     arguments = small_loop(prepared.corpus, speaking_model, checkpoints)
     loop = Loop(arguments, checkpoints)
     recoveries, problems = attack(loop, KILLS)
-    return Attacked(loop, arguments, recoveries, problems)
+    return SimpleNamespace(loop=loop, arguments=arguments, recoveries=recoveries, problems=problems)
+
+
+def entries_of(loop):
+    return Manifest(loop.checkpoints / "evolve" / "manifest.json").entries
 
 
 @pytest.mark.slow(
@@ -86,7 +59,7 @@ class TestKilledInThreeStages:
         assert [recovery.struck for recovery in attacked.recoveries] == [True] * len(KILLS)
 
     def test_only_the_killed_stages_were_started_twice(self, attacked):
-        started_again = {name for name, entry in attacked.manifest.entries.items() if entry.starts > 1}
+        started_again = {name for name, entry in entries_of(attacked.loop).items() if entry.starts > 1}
         assert started_again == {f"{kill.stage}_iter1" for kill in KILLS}
 
 
@@ -124,29 +97,28 @@ def test_the_solver_was_trained_on_the_synthesized_rows(launched_loop):
     assert all(json.loads(line)["targets"] for line in dump.splitlines())
 
 
-def test_a_finished_loop_does_nothing_when_run_again(launched_loop, drzero):
+def test_a_finished_loop_does_nothing_when_run_again(launched_loop, capfd):
     manifest = launched_loop.mounted / "evolve" / "manifest.json"
     before = Manifest(manifest).entries
-    run = drzero("evolve", *launched_loop.arguments)
-    assert run.returncode == 0 and "[evolve]" not in run.stdout, run.stderr
+    assert main(["evolve", *launched_loop.arguments]) == 0
+    assert "[evolve]" not in capfd.readouterr().out
     assert Manifest(manifest).entries == before
 
 
-def test_status_shows_the_loop_as_a_table(launched_loop, drzero):
+def test_status_shows_the_loop_as_a_table(launched_loop, capfd):
     places = ("hardware=", "model=", "base_model=", "paths.")
-    run = drzero("status", *(word for word in launched_loop.arguments if word.startswith(places)))
-    assert run.returncode == 0, run.stderr
-    assert all(name in run.stdout for name in STAGES) and run.stdout.count("complete") == len(STAGES)
+    assert main(["status", *(word for word in launched_loop.arguments if word.startswith(places))]) == 0
+    shown = capfd.readouterr().out
+    assert all(name in shown for name in STAGES) and shown.count("complete") == len(STAGES)
 
 
 @pytest.mark.slow("an evaluation once more; test_loop_state.py counts what would be done again")
-def test_from_redoes_a_stage(attacked, drzero):
+def test_from_redoes_a_stage(attacked):
     folder = attacked.loop.checkpoints / "evaluate_iter1"
     before = (folder / "answers.jsonl").stat().st_mtime_ns
-    run = drzero("evolve", "--from", "evaluate_iter1", *attacked.arguments)
-    assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
+    assert main(["evolve", "--from", "evaluate_iter1", *attacked.arguments]) == 0
     assert (folder / "answers.jsonl").stat().st_mtime_ns > before
-    assert attacked.manifest.entry("evaluate_iter1").starts == 1
+    assert entries_of(attacked.loop)["evaluate_iter1"].starts == 1
 
 
 def test_a_stage_out_of_time_ends_the_loop_with_its_message(prepared, speaking_model, tmp_path, monkeypatch):

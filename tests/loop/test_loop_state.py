@@ -20,11 +20,8 @@ class Finished:
 
     def __init__(self, prepared, folder, *more):
         self.folder = folder
-        arguments = ["iterations=2", "hardware=cpu", "model=demo-policy", "hop_ratio=[4,3,2,1]"]
-        arguments += [f"base_model={prepared.model}"]
-        arguments += [f"paths.corpus={prepared.corpus}", f"paths.checkpoints={folder}", *more]
-        self.arguments = arguments
-        self.plan = planned(*arguments)
+        self.arguments = ["iterations=2", *prepared.overrides(folder)[:-1], *more]
+        self.plan = planned(*self.arguments)
         self.configs = {run.name: composed(run) for run in self.plan}
         self.manifest = Manifest(folder / "evolve" / "manifest.json")
         if not self.manifest.entries:
@@ -59,15 +56,10 @@ def planned(*arguments):
     return plan_loop(compose_loop(list(arguments)))
 
 
-_composed = {}
-
-
+@cache
 def composed(run):
     """Composing takes a while; the same stage with the same overrides is composed once."""
-    key = (run.stage, *run.overrides)
-    if key not in _composed:
-        _composed[key] = compose_plain(run.stage, run.overrides)
-    return _composed[key]
+    return compose_plain(run.stage, run.overrides)
 
 
 def write_results(run, folder, export):

@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -56,33 +55,28 @@ def test_a_seed_changes_training_and_not_the_evaluation(tmp_path):
     assert Path(config.run.dir) == place / "evaluate_iter0"
 
 
-Loops = Callable[..., Callable[[Sequence[str]], None]]
+def loops(started, *outcomes):
+    """Runs a seed's loop: it fails, or gives so many right answers in its last iteration."""
+
+    def run(overrides):
+        (place,) = (re.sub(r'^paths.checkpoints="|"$', "", o) for o in overrides if o.endswith('"'))
+        seed = int(place.rpartition("seed")[2])
+        started.append(seed)
+        outcome = outcomes[seed - 1]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        for iteration, right in enumerate((0, 0, outcome)):
+            folder = Path(place) / f"evaluate_iter{iteration}"
+            evaluated(folder, [1] * right + [0] * (20 - right))
+            (folder / "result.json").touch()
+
+    return run
 
 
-@pytest.fixture
-def loops():
-    def make(started, *outcomes):
-        def run(overrides):
-            (place,) = (re.sub(r'^paths.checkpoints="|"$', "", o) for o in overrides if o.endswith('"'))
-            seed = int(place.rpartition("seed")[2])
-            started.append(seed)
-            outcome = outcomes[seed - 1]
-            if isinstance(outcome, BaseException):
-                raise outcome
-            for iteration, right in enumerate((0, 0, outcome.pop())):
-                folder = Path(place) / f"evaluate_iter{iteration}"
-                evaluated(folder, [1] * right + [0] * (20 - right))
-                (folder / "result.json").touch()
-
-        return run
-
-    return make
-
-
-def test_the_loops_of_all_seeds_are_run_and_summed_up(loops, tmp_path, capsys, monkeypatch):
+def test_the_loops_of_all_seeds_are_run_and_summed_up(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     started = []
-    run_seeds(3, ["hardware=cpu", f"paths.checkpoints={tmp_path}"], loops(started, [6], [9], [12]))
+    run_seeds(3, ["hardware=cpu", f"paths.checkpoints={tmp_path}"], loops(started, 6, 9, 12))
     assert started == [1, 2, 3]
     shown = capsys.readouterr().out
     assert "change of exact match over 3 seeds" in shown
@@ -95,33 +89,31 @@ def test_the_loops_of_all_seeds_are_run_and_summed_up(loops, tmp_path, capsys, m
     assert ".30 (6, 0), .45 (9, 0), .60 (12, 0)" in line
 
 
-def test_the_other_seeds_run_after_a_failed_one_which_is_named_in_the_end(loops, tmp_path, capsys):
+def test_the_other_seeds_run_after_a_failed_one_which_is_named_in_the_end(tmp_path, capsys):
     started = []
     with pytest.raises(SeedsFailed, match=r"1 of 3 seeds failed\. seed 2: no luck\. Rerun"):
-        run_seeds(
-            3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], RunFailed("no luck\nat all"), [9])
-        )
+        run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, 6, RunFailed("no luck\nat all"), 9))
     assert started == [1, 2, 3]
     assert "change of exact match over 2 seeds" in capsys.readouterr().out
-    run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], [8], [9]))
+    run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, 6, 8, 9))
     assert started == [1, 2, 3, 1, 2, 3]
     assert "change of exact match over 3 seeds" in capsys.readouterr().out
 
 
-def test_half_written_answers_of_the_base_model_are_not_shared(loops, tmp_path):
+def test_half_written_answers_of_the_base_model_are_not_shared(tmp_path):
     killed = evaluated(tmp_path / "seed1" / "evaluate_iter0", [1] * 20) / "answers.jsonl"
     killed.write_bytes(killed.read_bytes() + '{"key": "demo_2hop/é'.encode()[:-1])
     started = []
     with pytest.raises(SeedsFailed, match="seed 1: killed"):
-        run_seeds(2, [f"paths.checkpoints={tmp_path}"], loops(started, RunFailed("killed"), [9]))
+        run_seeds(2, [f"paths.checkpoints={tmp_path}"], loops(started, RunFailed("killed"), 9))
     answers = read_answers(tmp_path / "seed2")
     assert started == [1, 2] and sum(record["right"] for record in answers[0] if "2hop" in record["key"]) == 0
 
 
-def test_a_seed_that_runs_out_of_time_ends_all(loops, tmp_path):
+def test_a_seed_that_runs_out_of_time_ends_all(tmp_path):
     started = []
     with pytest.raises(OutOfTime):
-        run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, [6], OutOfTime("it is late"), [9]))
+        run_seeds(3, [f"paths.checkpoints={tmp_path}"], loops(started, 6, OutOfTime("it is late"), 9))
     assert started == [1, 2]
 
 

@@ -1,9 +1,12 @@
 """Challenger prompts, sample records and pairs, written by hand for tests."""
 
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 from data.pairs import Pair, pair_of
+from data.parquet_io import training_row, write_training_rows
 from verl_ext.method.passages import format_passages
 from verl_ext.method.prompts import challenger_messages
 from verl_ext.method.search_calls import render_tool_call
@@ -22,6 +25,16 @@ def prompt(
         "extra_info": {"index": index, "hop": hop, "doc_id": doc_id or f"doc{index}", "document": document},
         "metadata": {"corpus_id": "tests", "document_sha256": sha256(document.encode()).hexdigest()},
     }
+
+
+def write_prompts(path: Path, prompts: Sequence[Mapping[str, Any]]) -> None:
+    """Write a file of such prompts, as prepare-data does."""
+    about = {"corpus_id": "tests", "generator_checkpoint": None, "seed": None, "trajectory": None}
+    rows = []
+    for row in prompts:
+        info = {**row["extra_info"], "split": "train", "question": None}
+        rows.append(training_row(f"search_zero_{info['hop']}", row["prompt"], None, info, about))
+    write_training_rows(path, rows)
 
 
 def last_turn(question: str = "On which river does Drosken lie?", answer: str = "Galmir") -> str:

@@ -33,7 +33,6 @@ from stage_run import (
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from drzero.cli import main
 from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.stages.examples import read_examples
@@ -218,21 +217,16 @@ def killed(arguments, cut):
     return run_stage("challenger", [*arguments, "trainer.save_freq=1"], folder, kill)
 
 
-def second_tier(reason):
+def second_tier(test):
     """A mark for what reads a run of its own."""
-    return lambda test: pytest.mark.matrix(pytest.mark.slow(reason)(test))
+    reason = "starts of the trainer; test_training.py, test_resume.py and test_ops_faults.py in the first"
+    return pytest.mark.matrix(pytest.mark.slow(reason)(test))
 
 
-OUT_OF_TIME = second_tier(
-    "a start of the trainer: test_training.py and the loop's own stop time in the first"
-)
-RESUMED = second_tier("a second start; test_resume.py covers what is read, linked and refused")
-KILLED = second_tier("in the run that resumes; test_ops_faults.py ends services in the first tier")
-NEXT = second_tier("a start of the trainer; test_resume.py covers what is linked and refused")
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
 
 
-@OUT_OF_TIME
+@second_tier
 def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_and_its_step_is_saved_and_announced(cut):
     assert cut.code == 75, cut.err[-3000:] + cut.out[-6000:]
     (reported,) = [line for line in cut.err.splitlines() if line.startswith("drzero")]
@@ -247,15 +241,7 @@ def test_a_run_that_is_out_of_time_ends_with_75_and_one_line_and_its_step_is_sav
     assert list(map(str, paths)) == ["dumps/step_0001.jsonl", "global_step_1"]
 
 
-@OUT_OF_TIME
-def test_diagnose_reports_no_failure_of_it(cut, capsys):
-    assert main(["diagnose", str(cut.folder)]) == 0
-    assert f"{cut.folder}: out of time\n" in capsys.readouterr().out
-    (event,) = [line for line in cut.lines("logs/events.jsonl") if line["kind"] == "out_of_time"]
-    assert (event["component"], event["step"]) == ("trainer", 1)
-
-
-@RESUMED
+@second_tier
 def test_a_rerun_resumes_after_the_last_step_with_the_data_of_an_unbroken_one(killed):
     assert [line["step"] for line in killed.lines("metrics/attempt_002.jsonl")] == [2]
     assert dumped_order(killed, (1, 2)) == unbroken_order(killed.config, 2)
@@ -268,7 +254,7 @@ def test_a_rerun_resumes_after_the_last_step_with_the_data_of_an_unbroken_one(ki
     assert beats[resumed_at + 1 :][: len(expected)] == expected
 
 
-@RESUMED
+@second_tier
 def test_training_moved_the_weights_and_a_resumed_run_starts_from_the_saved_ones(killed, speaking_model):
     before = AutoModelForCausalLM.from_pretrained(speaking_model, dtype=torch.float32).state_dict()[WEIGHT]
     first, second = (checkpoint_weights(killed, step)[WEIGHT] for step in (1, 2))
@@ -276,14 +262,14 @@ def test_training_moved_the_weights_and_a_resumed_run_starts_from_the_saved_ones
     assert 0 < (second - first).abs().max() < 5e-3  # one step of Adam at 1e-3, not a start from elsewhere
 
 
-@RESUMED
+@second_tier
 def test_nothing_listened_beyond_loopback(killed):
     assert (killed.config.retrieval.host, killed.config.retrieval.port) in killed.watch.listeners
     hosts = {ip.removeprefix("::ffff:") for ip, _ in killed.watch.listeners}
     assert [host for host in hosts if not ipaddress.ip_address(host).is_loopback] == []
 
 
-@KILLED
+@second_tier
 def test_a_killed_service_ends_the_run_with_its_name_and_log_and_leaves_nothing_behind(killed):
     assert killed.code == 1, killed.err[-3000:]
     assert "service 'solver' died: killed by SIGKILL" in killed.err
@@ -313,14 +299,14 @@ def continued(arguments, resumed):
     return run
 
 
-@NEXT
+@second_tier
 def test_the_next_iteration_keeps_counting_and_draws_the_data_of_one_unbroken_run(continued):
     assert [line["step"] for line in continued.lines("metrics/attempt_001.jsonl")] == [4]
     assert [path.name for path in continued.folder.glob("global_step_*")] == ["global_step_4"]
     assert dumped_order(continued, (4,)) == unbroken_order(continued.config, 4)[3:]
 
 
-@NEXT
+@second_tier
 def test_it_takes_over_weights_and_optimizer(resumed, continued):
     third, fourth = checkpoint_weights(resumed, 3)[WEIGHT], checkpoint_weights(continued, 4)[WEIGHT]
     assert 0 < (fourth - third).abs().max() < 5e-3  # one step of Adam at 1e-3
@@ -329,7 +315,7 @@ def test_it_takes_over_weights_and_optimizer(resumed, continued):
     assert {int(state["step"]) for state in optimizer["state"].values()} == {4}
 
 
-@NEXT
+@second_tier
 def test_its_result_is_of_its_own_step(continued):
     outputs = {"checkpoint": continued.folder / "global_step_4", "export": continued.export}
     result = read_result(continued.folder)

@@ -2,13 +2,16 @@
 
 import asyncio
 import sys
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from drzero.ops.errors import OutOfTime
 from drzero.ops.services.services import Service, ServiceDied, ServiceGroup, ServiceSpec
+from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.stages import conversations
 from drzero.stages.conversations import ConversationsFailed, Failed, play_all
 from search.client import SearchRequestError
@@ -96,6 +99,20 @@ def test_what_fails_twice_is_returned_with_its_reason_and_never_handed_over():
     player.play([0, 1, 2])
     assert sorted(job for job, _ in player.results) == [0, 2]
     assert player.failed == [Failed(1, "search away")]
+
+
+def test_at_the_stop_time_no_job_is_begun_and_one_that_takes_too_long_is_dropped(monkeypatch):
+    async def play(job):
+        if job == 3:
+            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 10))
+            await asyncio.sleep(3600)
+        return conversation("done")
+
+    player = Player(play)
+    ended = r"after 3 of 8 conversations.*Finished ones are kept: rerun to resume"
+    with pytest.raises(OutOfTime, match=ended):
+        player.play(range(8), concurrency=1)
+    assert player.started == [0, 1, 2, 3] and [job for job, _ in player.results] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(

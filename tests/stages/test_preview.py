@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from made_pairs import prompt
+from made_pairs import prompt, write_prompts
 from scripted_endpoint import CORPUS, KEY, MODEL, RIVERS, scripted_endpoint, write_towns
 
 from data.examples import Examples
@@ -357,19 +357,8 @@ def test_the_demo_policy_on_another_corpus_gets_one_plain_line(tmp_path):
     (policy / "made_from").write_text("file.gguf template adapter")
     assert is_demo_policy(str(policy))
     assert is_demo_corpus(["town-orrin", "person-mor-vell"]) and not is_demo_corpus(["town-orrin", "Oslo"])
-    from data.parquet_io import write_training_rows
-
     for name, doc_id in (("own", "Oslo"), ("demo", "town-orrin")):
-        rows = [row_of_training(prompt(0, 1, doc_id=doc_id), doc_id)]
-        write_training_rows(tmp_path / f"{name}.parquet", rows)
+        write_prompts(tmp_path / f"{name}.parquet", [prompt(doc_id=doc_id)])
     assert "only the demo's invented world" in str(demo_notice(str(policy), tmp_path / "own.parquet"))
     assert demo_notice(str(policy), tmp_path / "demo.parquet") is None
     assert demo_notice("org/other-model", tmp_path / "own.parquet") is None
-
-
-def row_of_training(row, doc_id):
-    from data.parquet_io import training_row
-
-    info = row["extra_info"] | {"split": "train", "question": None}
-    about = {"corpus_id": "tests", "generator_checkpoint": None, "seed": 1, "trajectory": None}
-    return training_row("search_zero_1", row["prompt"], None, info, about)

@@ -44,23 +44,19 @@ def test_a_servers_quotas_are_those_of_the_config():
     assert opened.places[0].quota.reads == 10
 
 
-@pytest.mark.parametrize(("shards", "fits"), [(1, False), (4, False), (5, True)])
-def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(shards, fits):
+@pytest.mark.parametrize(
+    ("chunks", "shards", "said"),
+    [
+        (21_000_000, 4, r"chroma\.shards=5"),
+        (21_000_000, 5, None),
+        (20_000_000, 4, "up to 5,050,000 per collection"),  # in the largest shard, not the mean one
+    ],
+)
+def test_an_index_beyond_a_servers_quota_is_refused_with_the_shards_that_fit(chunks, shards, said):
     limits = ("chroma.path=http://one:1", f"chroma.shards={shards}", "chroma.quota.records=5000000")
-    config = composed("prepare_data", *limits)
-    size = IndexSize(21_000_000, 1024, 21_000_000 * 650)
+    config, size = composed("prepare_data", *limits), IndexSize(chunks, 1024, chunks * 650)
     planned = Planned(size, size.chunks, size.text_bytes, 1, 0)
-    refused = nullcontext() if fits else pytest.raises(PreflightFailed, match=r"chroma\.shards=5")
-    with refused:
-        require_room(planned, config, declared_machine(config, starting=True))
-
-
-def test_a_quota_counts_the_largest_shard_and_not_the_mean_one():
-    words = ("chroma.path=http://one:1", "chroma.shards=4", "chroma.quota.records=5000000")
-    config = composed("prepare_data", *words)
-    size = IndexSize(20_000_000, 384, 20_000_000 * 650)
-    planned = Planned(size, size.chunks, size.text_bytes, 1, 0)
-    with pytest.raises(PreflightFailed, match=r"up to 5,050,000 per collection"):
+    with pytest.raises(PreflightFailed, match=said) if said else nullcontext():
         require_room(planned, config, declared_machine(config, starting=True))
 
 

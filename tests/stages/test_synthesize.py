@@ -9,12 +9,10 @@ import io
 import json
 import random
 import re
-import threading
-import time
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -34,16 +32,13 @@ from data.parquet_io import write_training_rows
 from data.selection import Selection, select
 from drzero.cli import main
 from drzero.ops.artefacts import LOG_VARIABLE
-from drzero.ops.errors import OutOfTime
 from drzero.ops.services.services import ServiceGroup
-from drzero.ops.stop_time import STOP_VARIABLE
 from drzero.preflight.context import CheckContext, Readings
-from drzero.preflight.inputs import check_challenger, check_prompts, partition_rows
+from drzero.preflight.inputs import check_prompts, partition_rows
 from drzero.preflight.machine import Machine
 from drzero.recipe.compose import compose_plain, compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint
-from drzero.stages.conversations import ConversationsFailed
 from drzero.stages.models import StageModel, completions_url
 from drzero.stages.open_book import ask_solver, verdicts
 from drzero.stages.result import read_result
@@ -165,12 +160,16 @@ def test_the_partitions_share_out_the_prompts_every_fifth_row_each_and_there_are
             partition_rows(config)
 
 
-def test_every_sample_of_every_prompt_is_journalled_with_its_seed(config, tokenizer, start_peer, tmp_path):
+def test_every_sample_of_every_prompt_is_journalled_once_with_its_seed(
+    config, tokenizer, start_peer, tmp_path
+):
     seen = serve(config, start_peer, lambda _: says(QUESTION))
-    rows = rows_of(config, 3)
-    failed, records = play(config, tokenizer, rows, tmp_path / "samples.jsonl")
+    rows, path = rows_of(config, 3), tmp_path / "samples.jsonl"
+    play(config, tokenizer, rows[:2], path)
+    kept = path.read_bytes()
+    failed, records = play(config, tokenizer, rows, path)
     wanted = [(row["extra_info"]["index"], number) for row in rows for number in range(5)]
-    assert failed == [] and keys(records) == wanted
+    assert failed == [] and keys(records) == wanted and path.read_bytes().startswith(kept)
     seeds = {key: sample_seed(config.data.seed, *key) for key in wanted}
     assert {(r["prompt_index"], r["sample"]): r["seed"] for r in records} == seeds
     assert sorted(request["seed"] for request in seen()) == sorted(seeds.values())
@@ -191,81 +190,15 @@ def shown(tokenizer, request):
     return str(tokenizer.decode(request["prompt"]))
 
 
-def asks_by_seed(request):
-    """A model whose questions follow from the seed, as a served one's do."""
-    return says(f"<question>Who founded town {request['seed'] % 7}?</question><answer>Vell</answer>")
-
-
-def drawn(records):
-    """The samples of a journal, whatever their order and their time."""
-    return sorted((r["prompt_index"], r["sample"], r["seed"], json.dumps(r["trajectory"])) for r in records)
-
-
-def test_a_run_cut_by_its_stop_time_and_resumed_draws_the_samples_of_an_uncut_one_each_once(
-    config, tokenizer, start_peer, tmp_path, monkeypatch
-):
-    rows, path = rows_of(config, 4), tmp_path / "samples.jsonl"
-    serve(config, start_peer, asks_by_seed)
-    _, uncut = play(config, tokenizer, rows, tmp_path / "uncut.jsonl")
-
-    def until_the_tenth(request):
-        if len(seen()) == 10:
-            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 50))
-        return asks_by_seed(request)
-
-    config.solver.concurrency = 1
-    seen = serve(config, start_peer, until_the_tenth)
-    with pytest.raises(
-        OutOfTime, match=r"after 10 of 20 conversations.*Finished ones are kept: rerun to resume"
-    ):
-        play(config, tokenizer, rows, path)
-    kept, before = records_in(path), path.read_bytes()
-    monkeypatch.delenv(STOP_VARIABLE)
-    seen = serve(config, start_peer, asks_by_seed)
-    _, records = play(config, tokenizer, rows, path)
-    assert path.read_bytes().startswith(before)
-    assert len(kept) == 10 and {one["seed"] for one in seen()} == {one["seed"] for one in records[10:]}
-    assert drawn(records) == drawn(uncut) and len(set(keys(records))) == 20
-
-
-def test_a_conversation_that_does_not_end_in_time_is_dropped(
-    config, tokenizer, start_peer, tmp_path, monkeypatch
-):
-    dropped = threading.Event()
-
-    def never(request):
-        if not dropped.is_set():
-            monkeypatch.setenv(STOP_VARIABLE, str(time.time() + 10))
-            dropped.wait(RUN_LIMIT_S)
-        return says(QUESTION)
-
-    config.solver.concurrency = 1
-    serve(config, start_peer, never)
-    try:
-        with pytest.raises(OutOfTime, match="after 0 of 5 conversations"):
-            play(config, tokenizer, rows_of(config, 1), tmp_path / "samples.jsonl")
-    finally:
-        dropped.set()
-    assert records_in(tmp_path / "samples.jsonl") == []
-
-
-@pytest.mark.parametrize("fail", [1, 2])
-def test_a_conversation_with_a_failed_search_is_no_sample_and_too_many_stop_the_stage(
-    config, tokenizer, start_peer, tmp_path, fail
-):
+def test_a_conversation_with_a_failed_search_is_no_sample(config, tokenizer, start_peer, tmp_path):
     rows, path = rows_of(config, 5), tmp_path / "samples.jsonl"
     indices = [row["extra_info"]["index"] for row in rows]
     config.retrieval.deadline_s, config.samples = 0.2, 1
-    lost = {sample_seed(config.data.seed, index, 0) for index in indices[:fail]}
-    call = render_tool_call(["Vell"])
-    serve(config, start_peer, lambda r: says(call if r["seed"] in lost else QUESTION), lambda _: 503)
-    if fail == 1:
-        failed, _ = play(config, tokenizer, rows, path)
-        assert {failure.job.seed for failure in failed} == lost
-    else:
-        with pytest.raises(ConversationsFailed, match=r"2 of 5 conversations failed.*a search failed: "):
-            play(config, tokenizer, rows, path)
-    assert keys(records_in(path)) == [(index, 0) for index in indices[fail:]]
+    lost, call = sample_seed(config.data.seed, indices[0], 0), render_tool_call(["Vell"])
+    serve(config, start_peer, lambda r: says(call if r["seed"] == lost else QUESTION), lambda _: 503)
+    (failed,), records = play(config, tokenizer, rows, path)
+    assert failed.job.seed == lost and "a search failed: " in failed.reason
+    assert keys(records) == [(index, 0) for index in indices[1:]]
 
 
 def rewrite_prompts(config, folder, change):
@@ -278,12 +211,6 @@ def rewrite_prompts(config, folder, change):
     write_training_rows(folder / "changed.parquet", rows)
 
 
-def context(config):
-    """What a check of files reads."""
-    here = Machine(True, True, None, 0, 1, None)
-    return CheckContext(config, "synthesize", here, True, False, Readings())
-
-
 @pytest.mark.parametrize(("field", "value"), [("doc_id", "unheard-of"), ("document", "Another town.")])
 def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(config, tmp_path, field, value):
     def foreign(rows):
@@ -291,8 +218,9 @@ def test_prompts_about_documents_of_another_corpus_are_refused_naming_both(confi
             row["extra_info"][field] = value
 
     rewrite_prompts(config, tmp_path, foreign)
+    here = CheckContext(config, "synthesize", Machine(True, True, None, 0, 1, None), True, False, Readings())
     with pytest.raises(CheckError) as refused:
-        check_prompts(context(config))
+        check_prompts(here)
     for part in (str(tmp_path / "changed.parquet"), "'corpus'", config.chroma.path, "prepare-data"):
         assert part in str(refused.value)
 
@@ -313,42 +241,19 @@ def test_prompts_of_one_index_and_a_partition_without_a_row_are_refused(
         partition_rows(config)
 
 
-def test_a_challenger_that_is_not_there_is_refused(tmp_path):
-    folder = tmp_path / "challenger_iter1"
-    config = OmegaConf.create({"challenger": str(folder)})
-    (missing,) = check_challenger(context(config))
-    folder.mkdir()
-    (empty,) = check_challenger(context(config))
-    assert "there is nothing at" in missing.why and missing.severity == empty.severity == "error"
-    assert "neither a model folder nor a run with a checkpoint" in empty.why
-
-
 def test_a_prompts_file_of_another_project_is_refused_naming_what_it_lacks(config, tmp_path):
-    pq.write_table(pa.table({"prompt": ["Ask."]}), tmp_path / "bare.parquet")
     table = pq.read_table(config.data.train_files)
     place = table.schema.get_field_index("extra_info")
     info = pa.array([{"index": index, "split": "train"} for index in range(len(table))])
     pq.write_table(table.set_column(place, "extra_info", info), tmp_path / "foreign.parquet")
-    for name, lacks in (
-        ("bare", "lacks the columns .*extra_info"),
-        ("foreign", ".*extra_info.document is missing"),
-    ):
-        config.data.train_files = str(tmp_path / f"{name}.parquet")
-        with pytest.raises(CheckError, match=rf"{name}\.parquet {lacks}"):
-            run_synthesize(config)
+    config.data.train_files = str(tmp_path / "foreign.parquet")
+    with pytest.raises(CheckError, match=r"foreign\.parquet .*extra_info.document is missing"):
+        run_synthesize(config)
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "expected"),
-    [
-        ("gates.benchmarks", ["nowhere.jsonl"], "no benchmark file at nowhere.jsonl"),
-        ("challenger", "/nowhere", "there is nothing at /nowhere"),
-        ("retrieval.embedder", "intfloat/e5-large-v2", "was built with packaged-minilm"),
-    ],
-)
-def test_what_cannot_go_well_is_refused_before_anything_starts(config, key, value, expected):
-    OmegaConf.update(config, key, value)
-    with pytest.raises((CheckError, DataError), match=expected):
+def test_a_folder_without_a_challenger_is_refused_before_anything_starts(config, tmp_path):
+    config.challenger = str(tmp_path)
+    with pytest.raises(CheckError, match="neither a model folder nor a run with a checkpoint"):
         run_synthesize(config)
     assert not (Path(config.run.dir) / "logs").exists()
 
@@ -378,22 +283,14 @@ def records_in(path):
     return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished stage: its folder, and what it printed."""
-
-    folder: Path
-    out: str
-
-
 @pytest.fixture(scope="module")
 def finished(arguments, checkpoints):
-    """The real stage, in this process: starting another takes ten seconds of imports."""
+    """The folder of the real stage and what it printed. Another process would take ten seconds of imports."""
     out = io.StringIO()
     with redirect_stdout(out):
         code = main(["synthesize", *arguments])
     assert code == 0, out.getvalue()[-3000:]
-    return Run(checkpoints / "tiny", out.getvalue())
+    return SimpleNamespace(folder=checkpoints / "tiny", out=out.getvalue())
 
 
 def prompts_in(folder):
@@ -427,11 +324,16 @@ def test_the_end_shows_accepted_and_rejected_questions_with_why_and_where_the_an
         assert one.reason in finished.out and one.evidence
 
 
-def test_without_a_pair_only_the_reasons_are_left_and_shown(finished, config, capsys):
+def test_fewer_samples_can_be_judged_later_and_without_a_pair_only_the_reasons_are_left_and_shown(
+    finished, config, capsys
+):
+    config.samples = 2
+    folder = judge_again(config, finished.folder)
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["samples"], report["missing_samples"]) == (24, 0)
     config.gates.integrity = True
     with pytest.raises(DataError, match=r"no pair was accepted from 12 prompts.*rejects\.jsonl"):
-        judge_again(config, finished)
-    folder = Path(config.run.dir)
+        run_synthesize(config)
     rejects = [json.loads(line) for line in (folder / "rejects.jsonl").read_text().splitlines()]
     assert sorted(reject["prompt_index"] for reject in rejects) == list(range(0, 60, 5))
     reasons = [reason for reject in rejects for sample in reject["samples"] for reason in sample["reasons"]]
@@ -452,24 +354,22 @@ def test_a_row_says_where_it_comes_from(finished, speaking_model):
         assert metadata["generator_checkpoint"] == f"speaking@{fingerprint(speaking_model)[:12]}"
 
 
-def judge_again(config, finished, shuffled=False):
-    """Run the stage on the finished run's samples in a new folder; there is nothing left to sample."""
+def judge_again(config, samples):
+    """Run the stage on a finished run's samples, shuffled, in a new folder: nothing is left to sample."""
     folder = Path(config.run.dir)
     folder.mkdir()
-    header, *lines = (finished.folder / "samples.jsonl").read_bytes().splitlines(keepends=True)
-    if shuffled:
-        random.Random(0).shuffle(lines)
+    header, *lines = (samples / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    random.Random(0).shuffle(lines)
     (folder / "samples.jsonl").write_bytes(b"".join([header, *lines]))
     run_synthesize(config)
     return folder
 
 
-@pytest.mark.parametrize("shuffled", [False, True], ids=["as they came", "in another order"])
-def test_the_same_samples_give_the_same_bytes_without_any_service_announced_before_the_result(
-    finished, config, tmp_path, monkeypatch, shuffled
+def test_the_same_samples_give_the_same_bytes_in_any_order_without_any_service(
+    finished, config, tmp_path, monkeypatch
 ):
     monkeypatch.setenv(LOG_VARIABLE, str(tmp_path / "announced.jsonl"))
-    folder = judge_again(config, finished, shuffled)
+    folder = judge_again(config, finished.folder)
     for name in FILES:
         assert (folder / name).read_bytes() == (finished.folder / name).read_bytes(), name
     assert not (folder / "logs").exists()
@@ -477,31 +377,18 @@ def test_the_same_samples_give_the_same_bytes_without_any_service_announced_befo
     assert [Path(json.loads(line)["path"]).name for line in lines] == [*FILES, "result.json"]
 
 
-def test_fewer_samples_can_be_judged_later_and_a_selection_that_fails_leaves_nothing_of_the_one_before(
-    finished, config
-):
-    config.samples = 2
-    folder = judge_again(config, finished)
-    report = json.loads((folder / "report.json").read_text())
-    assert (report["samples"], report["missing_samples"]) == (24, 0)
-    config.gates.integrity = True
-    with pytest.raises(DataError, match="no pair was accepted"):
-        run_synthesize(config)
-    assert not any((folder / name).exists() for name in ("train.parquet", "val.parquet", "result.json"))
-
-
 def test_questions_of_a_benchmark_file_are_kept_out(finished, config, tmp_path):
     chain = {"id": "a", "hop": 1, "question": "Who came?", "answer": "Vell"}
     (tmp_path / "chains.jsonl").write_text(json.dumps(chain) + "\n")
     config.gates.benchmarks = [str(tmp_path / "chains.jsonl")]
     with pytest.raises(DataError, match="no pair was accepted"):
-        judge_again(config, finished)
+        judge_again(config, finished.folder)
     assert "contamination: " in (Path(config.run.dir) / "rejects.jsonl").read_text()
 
 
 def test_near_duplicates_are_found_by_the_runs_embedder(finished, config):
     config.gates.near_duplicates, config.gates.near_duplicate_cosine = True, 0.99
-    folder = judge_again(config, finished)
+    folder = judge_again(config, finished.folder)
     # The model knows one question, which a draw may garble; a single pair leaves none to validate on.
     tables = [pq.read_table(path) for path in folder.glob("*.parquet")]
     accepted = [row["extra_info"]["question"] for table in tables for row in table.to_pylist()]
@@ -550,7 +437,7 @@ def test_pairs_that_the_served_solver_reads_otherwise_are_refused_and_its_answer
     ]
     (tmp_path / "samples.jsonl").write_text("".join([header, *other]))
     config.gates.open_book, config.gates.open_book_model = True, str(speaking_model)
-    folder = judge_again(config, Run(tmp_path, ""))
+    folder = judge_again(config, tmp_path)
     report = json.loads((folder / "report.json").read_text())
     reasons = re.findall(r"open_book: from what the challenger read", (folder / "rejects.jsonl").read_text())
     assert report["open_book"]["answers"] == report["gates"]["open_book"]["judged"] == report["pairs"]
@@ -561,7 +448,7 @@ def test_pairs_that_the_served_solver_reads_otherwise_are_refused_and_its_answer
 def test_samples_of_other_work_are_not_mixed_in(finished, config):
     config.data.seed = 7
     with pytest.raises(DataError, match=r"other work: data\.seed was 42 and is 7"):
-        judge_again(config, finished)
+        judge_again(config, finished.folder)
 
 
 def test_a_report_without_a_benchmark_says_so_where_contamination_is_counted(config, capsys):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import cast
@@ -231,19 +232,29 @@ def test_a_trainer_that_came_to_no_step_is_out_of_time_only_if_it_said_so(
         training._until_done(config, folder, services)
 
 
+def no_view(config):
+    return nullcontext()
+
+
 WHY = "collapse alarm [searching]: 0 % of the rollouts of two and more hops search"
 
 
-def test_a_run_that_collapsed_ends_in_one_message_and_so_does_its_rerun_before_anything_starts(
-    configured, monkeypatch, capsys
-):
+def collapsing(configured, monkeypatch):
+    """A run whose trainer will stop at a collapse after step 5; its folder."""
     config = configured("collapse.policy=stop")
     folder = Path(config.run.dir)
     save(folder, 5)
     log(folder, 1, (5, JUDGED | ALARMED | {f"{ALARM}searching": 1.0}))
     let_the_trainer_leave(Note(5, WHY, collapsed=True), folder, monkeypatch)
+    return config, folder
+
+
+def test_a_run_that_collapsed_ends_in_one_message_and_so_does_its_rerun_before_anything_starts(
+    configured, monkeypatch, capsys
+):
+    config, folder = collapsing(configured, monkeypatch)
     with pytest.raises(Collapsed) as stopped:
-        train(config, [])
+        train(config, [], no_view)
     message = str(stopped.value)
     assert message.startswith(f"stopped at step 5 of 50, which is saved (collapse.policy=stop): {WHY}. ")
     assert "collapse.policy=warn resumes" in message and "\n" not in message
@@ -251,7 +262,7 @@ def test_a_run_that_collapsed_ends_in_one_message_and_so_does_its_rerun_before_a
     assert examine(folder).sentence == message
     starts = (folder / "logs" / EVENTS_FILE).read_text()
     with pytest.raises(Collapsed, match=re.escape(message)):
-        train(config, [])
+        train(config, [], no_view)
     assert (folder / "logs" / EVENTS_FILE).read_text() == starts
 
 
@@ -269,10 +280,7 @@ def test_a_run_whose_stdout_is_closed_is_finished_all_the_same(configured, monke
 
 
 def test_the_summary_of_a_run_that_collapsed_is_below_its_live_view(configured, monkeypatch):
-    config = configured("collapse.policy=stop")
-    save(Path(config.run.dir), 5)
-    log(Path(config.run.dir), 1, (5, JUDGED | ALARMED | {f"{ALARM}searching": 1.0}))
-    let_the_trainer_leave(Note(5, WHY, collapsed=True), Path(config.run.dir), monkeypatch)
+    config, _ = collapsing(configured, monkeypatch)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("CI", raising=False)
     with terminal_as_stdout() as text:
@@ -301,7 +309,7 @@ def test_a_collapsed_run_starts_again_where_that_was_asked_for(
     write_note(folder, Note(5, WHY, collapsed=True))
     let_the_trainer_leave(None, folder, monkeypatch)
     with pytest.raises(NothingDone):
-        train(config, [])
+        train(config, [], no_view)
     said = f"resuming after step 5 despite the collapse (collapse.policy=warn): {WHY}"
     assert (said in capsys.readouterr().out) == reported
     assert read_note(folder) is None

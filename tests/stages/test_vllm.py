@@ -30,34 +30,21 @@ def test_one_word_makes_it_the_engine_of_rollouts_and_of_the_served_model():
     assert config.actor_rollout_ref.rollout.engine_kwargs.vllm == {}
 
 
-def test_its_server_is_started_by_its_own_options_and_reports_to_nobody(tiny_model):
+def test_its_server_is_started_by_its_own_options_and_reports_to_nobody(tiny_model, tmp_path):
     config = compose_stage("serve_model", [*ON_GPUS[:2], f"model={tiny_model}", "solver.dp_size=2"])
     add_call_form(config, "hermes")
     spec = solver_spec(resolve(config), "model", "mine")
     module, *options = spec.command[2:]
     assert module == "vllm.entrypoints.openai.api_server" and "--enable-auto-tool-choice" in options
-    given = dict(pairwise(options))
-    assert (
-        given
-        | {
-            "--model": str(tiny_model),
-            "--dtype": "bfloat16",
-            "--data-parallel-size": "2",
-            "--gpu-memory-utilization": "0.8",
-            "--max-model-len": str(config.solver.max_context_tokens),
-            "--tool-call-parser": "hermes",
-            "--served-model-name": "mine",
-            "--host": "127.0.0.1",
-            "--port": "8080",
-        }
-        == given
-    )
-    assert (spec.liveness.url, spec.liveness.work) == (
-        "http://127.0.0.1:8080/health",
-        ("vllm:generation_tokens_total",),
-    )
-    assert spec.startup_signs == VLLM
-    trainer = trainer_env(composed("solver"), Path("run"))
+    words = (
+        f"--model {tiny_model} --dtype bfloat16 --data-parallel-size 2 --gpu-memory-utilization 0.8 "
+        f"--max-model-len {config.solver.max_context_tokens} --tool-call-parser hermes "
+        "--served-model-name mine --host 127.0.0.1 --port 8080"
+    ).split()
+    assert dict(zip(words[::2], words[1::2], strict=True)).items() <= dict(pairwise(options)).items()
+    watched = spec.liveness.url, spec.liveness.work, spec.startup_signs
+    assert watched == ("http://127.0.0.1:8080/health", ("vllm:generation_tokens_total",), VLLM)
+    trainer = trainer_env(composed("solver", f"run.dir={tmp_path}"), tmp_path)
     assert spec.env["VLLM_NO_USAGE_STATS"] == trainer["VLLM_NO_USAGE_STATS"] == "1"
 
 

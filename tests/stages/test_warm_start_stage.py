@@ -16,14 +16,13 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from made_pairs import DOCUMENT, last_turn, prompt, record, search
+from made_pairs import DOCUMENT, last_turn, prompt, record, search, write_prompts
 from omegaconf import OmegaConf
 from scripted_endpoint import KEY, MODEL, scripted_endpoint, write_towns
 from tiny_model import save_tiny_model
 
 from data.gates import Gates, GateSettings
 from data.journal import Journal
-from data.parquet_io import training_row, write_training_rows
 from drzero.checkpoints.weights import HfWeights
 from drzero.cli import main
 from drzero.preflight.demonstrations import Source, read_source, searching_as, searching_as_first
@@ -48,12 +47,25 @@ def attempt(*turns, right=True, finished=True):
     return about | {"answer": "Galmir" if right else "Tesk", "failure": None, "trajectory": said}
 
 
-def question(number, name, *, attempts, hop=1, turns=None):
+def tried(*turns, **how):
+    return {"attempts": [attempt(*turns, **how)]}
+
+
+GOOD = [attempt(search(), ANSWERED)]
+NAMES = ("Velmar", "Ostrel", "Kestmoor", "Brisfal", "Tolvane", "Aldun", "Mirrow", "Nesk", "Pell", "Quern")
+
+
+def question(number, name, *, attempts=GOOD, hop=1, turns=None):
     """A prompt about a town, and the record of the question asked about it."""
     document = DOCUMENT.replace("Drosken", name).replace("Galmir", f"{name}bach")
     asked = last_turn(f"On which river does {name} lie?", f"{name}bach")
     row = prompt(number, hop, document, doc_id=name)
     return row, record(*(turns or [asked]), prompt_index=number) | {"attempts": attempts}
+
+
+def questions(names=NAMES, first=0, **made):
+    """One about each town, numbered from `first` on."""
+    return [question(number, name, **made) for number, name in enumerate(names, first)]
 
 
 def source(*made, name="preview"):
@@ -73,12 +85,8 @@ def chosen_from(config, smollm2_tokenizer):
     return lambda *sources: choose(config, sources, smollm2_tokenizer, gates)
 
 
-GOOD = [attempt(search(), ANSWERED)]
-NAMES = ("Velmar", "Ostrel", "Kestmoor", "Brisfal", "Tolvane", "Aldun", "Mirrow", "Nesk", "Pell", "Quern")
-
-
 def test_a_confirmed_pair_gives_a_conversation_of_each_role_and_documents_are_in_one_split(chosen_from):
-    chosen = chosen_from(source(*(question(n, name, attempts=GOOD) for n, name in enumerate(NAMES))))
+    chosen = chosen_from(source(*questions()))
     assert chosen.left_out == []
     assert chosen.counts() == {
         "train": {"challenger": {"1": 8}, "solver": {"1": 8}},
@@ -90,7 +98,7 @@ def test_a_confirmed_pair_gives_a_conversation_of_each_role_and_documents_are_in
 
 
 def test_only_the_models_own_turns_with_their_ends_are_learnt(chosen_from, smollm2_tokenizer):
-    chosen = chosen_from(source(*(question(n, name, attempts=GOOD) for n, name in enumerate(NAMES))))
+    chosen = chosen_from(source(*questions()))
     end = turn_end_id(smollm2_tokenizer)
     for one in chosen.demonstrations:
         ids, own = one.example.ids_T, one.example.own_T
@@ -103,36 +111,19 @@ def test_only_the_models_own_turns_with_their_ends_are_learnt(chosen_from, smoll
 @pytest.mark.parametrize(
     ("changed", "role", "reason"),
     [
-        (
-            {"attempts": [attempt(search(), "<answer>Tesk</answer>", right=False)]},
-            "challenger",
-            "nobody confirms",
-        ),
-        ({"attempts": [attempt(search(), ANSWERED, finished=False)]}, "solver", "nobody confirms"),
-        ({"attempts": [attempt(ANSWERED)]}, "solver", "the right ones did not search"),
-        (
-            {"attempts": [attempt(search(queries=None, error="no JSON"), ANSWERED)]},
-            "solver",
-            "a call was not valid",
-        ),
-        ({"attempts": GOOD, "turns": ["<question>Who?</question>"]}, "challenger", "gives no answer"),
-        ({"attempts": GOOD, "hop": 2}, "challenger", "hops: "),
-        (
-            {"attempts": [attempt(search("x " * 2000), ANSWERED)]},
-            "solver",
-            "longer than rollout.max_tokens_per_turn=96",
-        ),
-        ({"attempts": [attempt(search(), f"<|im_end|>{ANSWERED}")]}, "solver", "a special token"),
-        (
-            {"attempts": [attempt(replace(search(), text='<function=search>{"a": 1}'), ANSWERED)]},
-            "solver",
-            "not written as JSON in <tool_call> tags",
-        ),
+        (tried(search(), "<answer>Tesk</answer>", right=False), "challenger", "nobody confirms"),
+        (tried(search(), ANSWERED, finished=False), "solver", "nobody confirms"),
+        (tried(ANSWERED), "solver", "the right ones did not search"),
+        (tried(search(queries=None, error="no JSON"), ANSWERED), "solver", "a call was not valid"),
+        ({"turns": ["<question>Who?</question>"]}, "challenger", "gives no answer"),
+        ({"hop": 2}, "challenger", "hops: "),
+        (tried(search("x " * 2000), ANSWERED), "solver", "longer than rollout.max_tokens_per_turn=96"),
+        (tried(search(), f"<|im_end|>{ANSWERED}"), "solver", "a special token"),
+        (tried(replace(search(), text="<function=search>{}"), ANSWERED), "solver", "not written as JSON in"),
     ],
 )
 def test_what_cannot_be_imitated_is_left_out_with_its_reason(chosen_from, changed, role, reason):
-    others = [question(n, name, attempts=GOOD) for n, name in enumerate(NAMES[1:], 1)]
-    chosen = chosen_from(source(question(0, NAMES[0], **changed), *others))
+    chosen = chosen_from(source(question(0, NAMES[0], **changed), *questions(NAMES[1:], 1)))
     found = [one for one in chosen.left_out if one.doc_id == NAMES[0]]
     assert any(one.role == role and reason in one.reason for one in found), chosen.left_out
     assert not [one for one in chosen.demonstrations if (one.doc_id, one.role) == (NAMES[0], role)]
@@ -146,38 +137,33 @@ def test_the_shortest_right_attempt_that_searched_is_learnt(chosen_from):
         attempt(search("Drosken"), ANSWERED),
         attempt(search(), right=False),
     ]
-    chosen = chosen_from(source(*(question(n, name, attempts=attempts) for n, name in enumerate(NAMES))))
+    chosen = chosen_from(source(*questions(attempts=attempts)))
     learnt = {json.dumps(one.trajectory) for one in chosen.demonstrations if one.role == "solver"}
     assert learnt == {json.dumps(attempts[3]["trajectory"])}
 
 
 def test_two_runs_do_not_teach_the_same_question_twice(chosen_from):
-    first = source(*(question(n, name, attempts=GOOD) for n, name in enumerate(NAMES[:6])))
-    second = source(*(question(n, name, attempts=GOOD) for n, name in enumerate(NAMES[4:])), name="other")
-    chosen = chosen_from(first, second)
+    chosen = chosen_from(source(*questions(NAMES[:6])), source(*questions(NAMES[4:]), name="other"))
     asked = [one.question for one in chosen.demonstrations if one.role == "challenger"]
     assert sorted(asked) == sorted({f"On which river does {name} lie?" for name in NAMES})
-    assert [(one.source, one.reason.partition(":")[0]) for one in chosen.left_out] == [
-        ("other", "duplicates")
-    ] * 2
+    left_out = [(one.source, one.reason.partition(":")[0]) for one in chosen.left_out]
+    assert left_out == [("other", "duplicates")] * 2
 
 
 def test_a_frequent_hop_count_is_cut_to_the_next(chosen_from):
     def two_hops(number, name):
         asked = last_turn(f"Where rises the river of {name}?", "Tesk")
-        row, made = question(number, name, attempts=GOOD, hop=2, turns=[search(f"{name}bach"), asked])
-        return row, made
+        return question(number, name, hop=2, turns=[search(f"{name}bach"), asked])
 
     few = [two_hops(n, name) for n, name in enumerate(NAMES[:3])]
-    many = [question(n, name, attempts=GOOD) for n, name in enumerate(NAMES[3:], 3)]
-    chosen = chosen_from(source(*few, *many))
+    chosen = chosen_from(source(*few, *questions(NAMES[3:], 3)))
     train = chosen.counts()["train"]
     assert train["challenger"]["1"] == train["challenger"]["2"] <= 3
     assert {one.reason for one in chosen.left_out} == {"balance: more of 1 hops than of any other count"}
 
 
 def test_a_run_of_synthesize_has_no_attempts_and_teaches_the_challenger_alone(chosen_from):
-    made = [question(n, name, attempts=GOOD) for n, name in enumerate(NAMES)]
+    made = questions()
     for _, one in made:
         del one["attempts"]
     chosen = chosen_from(source(*made))
@@ -185,40 +171,16 @@ def test_a_run_of_synthesize_has_no_attempts_and_teaches_the_challenger_alone(ch
     assert {one.reason for one in chosen.left_out} == {"attempts: the run made none"}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "key"),
-    [
-        ([], "demonstrations"),
-        (["from=nowhere"], "demonstrations"),
-        (
-            ["endpoint=http://127.0.0.1:1/v1", "batch_size=3", "machine.gpus=2", "machine.device=cuda"],
-            "batch_size",
-        ),
-    ],
-)
-def test_preflight_refuses_a_start_without_teachers_or_with_a_batch_that_does_not_divide(overrides, key):
-    words = ["hardware=cpu", "model=demo-policy", *overrides]
-    report = preflight(compose_stage("warm_start", words), "warm_start")
-    assert key in {finding.key for finding in report.errors}
-
-
-ABOUT = {"question": None, "split": "train", "hop": 1, "document": DOCUMENT}
-PROMPTS = [
-    training_row(
-        "search_zero_1",
-        prompt(n)["prompt"],
-        None,
-        ABOUT | {"index": n, "doc_id": name},
-        {"corpus_id": "tests", "generator_checkpoint": None, "seed": None, "trajectory": None},
-    )
-    for n, name in enumerate(NAMES)
-]
+def test_preflight_refuses_a_batch_that_does_not_divide():
+    words = ["hardware=cpu", "model=demo-policy", "endpoint=http://127.0.0.1:1/v1"]
+    config = compose_stage("warm_start", [*words, "batch_size=3", "machine.gpus=2", "machine.device=cuda"])
+    assert "batch_size" in {finding.key for finding in preflight(config, "warm_start").errors}
 
 
 def preview_of(folder, **changed):
     """What a preview leaves, as far as a warm start reads it."""
     (folder / "prompts").mkdir(parents=True)
-    write_training_rows(folder / "prompts" / "zero_ratio1.parquet", PROMPTS)
+    write_prompts(folder / "prompts" / "zero_ratio1.parquet", [row for row, _ in questions()])
     settings = {
         "run": {"dir": str(folder)},
         "paths": {"corpus": "corpus"},
@@ -233,8 +195,8 @@ def preview_of(folder, **changed):
     prompts = fingerprint(folder / "prompts" / "zero_ratio1.parquet")
     identity = {"prompts": prompts, "model": "served as a-model at https://api.example.com/v1"}
     with Journal(folder / "samples.jsonl", identity) as journal:
-        for n, name in enumerate(NAMES[:3]):
-            journal.append(question(n, name, attempts=GOOD)[1])
+        for _, asked in questions(NAMES[:3]):
+            journal.append(asked)
     return folder
 
 
@@ -258,11 +220,8 @@ def test_a_run_is_read_where_it_lies_now_and_as_far_as_it_got(config, tmp_path, 
     [
         ("samples.jsonl", None, "no run of preview or synthesize is there"),
         ("resolved.yaml", None, "no run of preview or synthesize is there"),
-        ("resolved.yaml", "", "is damaged, or of an older version"),
         ("resolved.yaml", "data: [", "is damaged, or of an older version"),
         ("resolved.yaml", "run: {dir: then}\n", "is damaged, or of an older version"),
-        ("resolved.yaml", "\x00", "is damaged, or of an older version"),
-        ("samples.jsonl", "", "is damaged, or of an older version"),
         ("samples.jsonl", '{"identity": {"pro', "is damaged, or of an older version"),
         ("samples.jsonl", '{"identity": null}', "is damaged, or of an older version"),
         ("samples.jsonl", '{"identity": {"prompts": "others", "model": "m"}}', "missing or have changed"),
@@ -374,11 +333,8 @@ REPORT = {"counts": {"train": {"challenger": {"1": 3}, "solver": {"2": 4}}}, "be
 
 def test_a_card_names_every_start_its_teachers_and_their_terms(config, tmp_path):
     config = config.copy()
-    base, first, second = (
-        tmp_path / "models--me--small" / "snapshots" / "0a",
-        tmp_path / "one",
-        tmp_path / "two",
-    )
+    first, second = tmp_path / "one", tmp_path / "two"
+    base = tmp_path / "models--me--small" / "snapshots" / "0a"
     for model, start, teacher, terms in (
         (first, base, "a-model at https://api.example.com/v1", None),
         (second, first, "another", "Apache-2.0.\n"),
@@ -388,19 +344,14 @@ def test_a_card_names_every_start_its_teachers_and_their_terms(config, tmp_path)
         write_card(model, config, REPORT | {"teachers": [teacher]})
     card = (second / "README.md").read_text()
     assert "base_model: me/small" in card and f"- Started from: `{tmp_path.name}/one`\n" in card
-    assert (
-        "3 of the challenger, 4 of the solver conversations; the teacher was another. Terms: Apache-2.0.\n"
-        in card
-    )
-    earlier = (
-        f"- `{tmp_path.name}/one` was itself started: the teacher was a-model at https://api.example.com/v1"
-    )
-    assert f"{earlier}. Terms: Nobody has stated them" in card
+    assert "3 of the challenger, 4 of the solver conversations; the teacher was another. Terms: Apac" in card
+    assert f"- `{tmp_path.name}/one` was itself started: the teacher was a-model at https://api" in card
+    assert "/v1. Terms: Nobody has stated them" in card
     assert "|" not in card  # nothing was held out
 
 
 def test_a_folder_with_another_training_is_not_continued(config, chosen_from, tmp_path):
-    chosen = chosen_from(source(*(question(n, name, attempts=GOOD) for n, name in enumerate(NAMES))))
+    chosen = chosen_from(source(*questions()))
     save_tiny_model(tmp_path / "tiny")
     config = config.copy()
     config.run.dir, config.base_model = str(tmp_path), str(tmp_path / "tiny")
@@ -425,13 +376,8 @@ def words_of(folder, url, *more):
     places = [f"paths.corpus={folder}/corpus", f"paths.checkpoints={folder}/runs", "run.min_free_gb=0.1"]
     sizes = ["rows=12", "hop_ratio=[1,1]", "min_document_tokens=0", "fit_hops=false", "hardware=cpu"]
     sizes += ["process_env.OMP_NUM_THREADS=1", "held_out_share=0.3", "least=4", "batch_size=4", "epochs=4"]
-    sizes += [
-        "check=2",
-        "solver.max_context_tokens=2048",
-        "learning_rate=1e-3",
-        "max_document_tokens=64",
-        "compute.max_usd=null",
-    ]
+    sizes += ["check=2", "solver.max_context_tokens=2048", "learning_rate=1e-3", "max_document_tokens=64"]
+    sizes += ["compute.max_usd=null"]
     teacher = [f"source={write_towns(folder)}", f"endpoint={url}", f"endpoint_model={MODEL}"]
     return [*teacher, f"model={model}", *places, *sizes, *more]
 
@@ -502,16 +448,13 @@ def test_a_training_that_stands_still_is_stopped_and_says_where(tmp_path):
     beats = tmp_path / "runs" / "warm_start" / "heartbeats.jsonl"
     watched = ("watchdog.policy=stop", "watchdog.limits.update=8", "epochs=100", "check=0")
     with scripted_endpoint() as endpoint:
-        command = [
-            sys.executable,
-            "-m",
-            "drzero.cli",
-            "warm-start",
-            *words_of(tmp_path, endpoint.url, *watched),
-        ]
-        env = os.environ | {"OPENAI_API_KEY": KEY}
+        words = words_of(tmp_path, endpoint.url, *watched)
         process = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            [sys.executable, "-m", "drzero.cli", "warm-start", *words],
+            env=os.environ | {"OPENAI_API_KEY": KEY},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
         )
         while not (beats.is_file() and '"step": 3, "phase": "update"' in beats.read_text()):
             assert process.poll() is None

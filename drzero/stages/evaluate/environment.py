@@ -17,7 +17,7 @@ from drzero.stages.evaluate.evaluation import Evaluation, Scores
 from drzero.stages.models import StageModel
 from environments.row import Row
 from verl_ext.clients.environment_agent import EnvironmentAgent, EpisodeAttempt, fitting
-from verl_ext.episodes import Played, episode_turns
+from verl_ext.episodes import episode_turns
 
 
 def environment_evaluation(config: DictConfig, model: StageModel) -> Evaluation:
@@ -83,6 +83,7 @@ def episode_record(environment: str, row: Row, attempt: EpisodeAttempt) -> dict[
     rows = played.extra.get("rows", [played])
     turns = episode_turns(rows)
     calls = [call for turn in turns for call in turn.calls]
+    of_agent = [{"trajectory": one.conversation.to_dict(), "agent": one.agent} for one in rows]
     return {
         "key": row.id,
         "benchmark": environment,
@@ -100,9 +101,5 @@ def episode_record(environment: str, row: Row, attempt: EpisodeAttempt) -> dict[
         "tokens_out": played.tokens_out,
         "latency_s": round(attempt.latency_s, 2),
         "trajectory": played.conversation.to_dict(),
-        **({"rows": [_agent_row(one) for one in rows]} if played.agent else {}),
+        **({"rows": of_agent} if played.agent else {}),
     }
-
-
-def _agent_row(played: Played) -> dict[str, Any]:
-    return {"trajectory": played.conversation.to_dict(), "agent": played.agent}

@@ -9,7 +9,6 @@ Each answer is appended to `answers.jsonl` at once, so a rerun asks or plays onl
 services fail a question twice, it is counted instead of scored, and the next run tries it again.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from data.journal import Journal
-from drzero.ops.artefacts import announce
-from drzero.ops.files import atomic_write, remove_temporaries
+from drzero.ops.files import remove_temporaries
 from drzero.ops.process.lock import HeldLock
 from drzero.ops.services.services import ServiceGroup
 from drzero.recipe.tables import console
@@ -38,7 +36,7 @@ from drzero.stages.models import (
     stage_model,
     usd,
 )
-from drzero.stages.result import REPORT, write_result
+from drzero.stages.result import REPORT, write_report, write_result
 from drzero.stages.services import check_and_resolve, search_spec, solver_spec
 
 
@@ -109,8 +107,7 @@ def _report(
     console().print(scores.table)
     for line in [*lines, *(f"failed {n} times: {why}" for why, n in reasons.most_common(3))]:
         console().print(line, soft_wrap=True)
-    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
-    announce(folder / REPORT)
+    write_report(folder, report)
     outputs = {"answers": folder / ANSWERS, "report": folder / REPORT}
     write_result(
         config, outputs, cost["tokens_in"] + cost["tokens_out"], scores.figures | {"failed": len(failed)}

@@ -10,7 +10,6 @@ veRL's supervised trainer learns them, on a laptop as on GPUs. Before and after,
 on documents it has not seen. A rerun after a kill resumes.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from data.errors import DataError
 from drzero.checkpoints.export import export_policy
 from drzero.ops.artefacts import announce
 from drzero.ops.console import say
-from drzero.ops.files import atomic_write, remove_temporaries, write_jsonl
+from drzero.ops.files import remove_temporaries, write_jsonl
 from drzero.ops.process.lock import HeldLock
 from drzero.preflight.demonstrations import Source, read_source, searching_as
 from drzero.preflight.inputs import gate_questions
@@ -31,7 +30,7 @@ from drzero.recipe.compose import write_resolved
 from drzero.recipe.tables import console, new_table
 from drzero.stages.models import costs, sample_embedder
 from drzero.stages.preview import run_preview
-from drzero.stages.result import DEMONSTRATIONS, LEFT_OUT, REPORT, RESULT, write_result
+from drzero.stages.result import DEMONSTRATIONS, LEFT_OUT, RESULT, write_report, write_result
 from drzero.stages.services import check_and_resolve
 from drzero.stages.synthesize import gates_of
 from drzero.stages.warm_start.card import write_card
@@ -97,7 +96,7 @@ def _sources(config: DictConfig) -> list[Source]:
 def _write_chosen(config: DictConfig, chosen: Chosen) -> None:
     folder = Path(config.run.dir)
     write_jsonl(folder / DEMONSTRATIONS, (one.to_dict() for one in chosen.demonstrations))
-    write_jsonl(folder / LEFT_OUT, (one.to_dict() for one in chosen.left_out))
+    write_jsonl(folder / LEFT_OUT, map(vars, chosen.left_out))
     _print_chosen(config.run.name, chosen)
     for name in (DEMONSTRATIONS, LEFT_OUT):
         announce(folder / name)
@@ -136,8 +135,7 @@ def _print_chosen(name: str, chosen: Chosen) -> None:
 
 def _finish(config: DictConfig, report: Mapping[str, Any], model: Path, cost: Mapping[str, Any]) -> None:
     folder = Path(config.run.dir)
-    atomic_write(folder / REPORT, json.dumps(report, indent=1, ensure_ascii=False))
-    announce(folder / REPORT)
+    write_report(folder, report)
     _print_report(config.run.name, report, model)
     figures = {"demonstrations": sum(sum(hops.values()) for hops in report["counts"]["train"].values())}
     figures |= {f"{name}_after": share["share"] for name, share in report["after"].items()}

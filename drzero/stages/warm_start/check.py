@@ -18,13 +18,7 @@ from drzero.ops.console import say
 from drzero.ops.services.services import ServiceGroup
 from drzero.preflight.demonstrations import Source, searching_as
 from drzero.recipe.fingerprint import fingerprint, fingerprint_index
-from drzero.stages.conversations import (
-    Failed,
-    journal_conditions,
-    play_all,
-    served_agent,
-    with_services,
-)
+from drzero.stages.conversations import Failed, journal_conditions, play_all, served_agent, with_services
 from drzero.stages.models import StageModel, own_model, spent
 from drzero.stages.services import search_spec, solver_spec
 from drzero.stages.synthesize import sample_seed

@@ -6,7 +6,7 @@ gives nothing, because nobody has confirmed its answer. Each one left out is lis
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
@@ -28,15 +28,19 @@ Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Demonstration:
-    """A conversation of one role, ready to be trained on."""
-
+class _About:
     role: str
     hop: int
     doc_id: str
-    question: str
-    answer: str
+    question: str | None
+    answer: str | None
     source: str
+
+
+@dataclass(frozen=True)
+class Demonstration(_About):
+    """A conversation of one role, ready to be trained on."""
+
     split: str  # train or held_out
     trajectory: dict[str, Any]
     example: Example
@@ -47,20 +51,10 @@ class Demonstration:
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A conversation that is none, and why."""
+class LeftOut(_About):
+    """A conversation that is none, and why: a line of `left_out.jsonl`."""
 
-    role: str
-    hop: int
-    doc_id: str
-    question: str | None
-    answer: str | None
-    source: str
     reason: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """A line of `left_out.jsonl`."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

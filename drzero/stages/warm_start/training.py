@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 import threading
@@ -30,7 +29,7 @@ from drzero.ops.supervisor import run_supervised
 from drzero.recipe.compose import verl_config, verl_env
 from drzero.recipe.errors import CheckError
 from drzero.recipe.fingerprint import fingerprint_model
-from drzero.recipe.metrics import MetricsTail, metrics_path, read_metrics
+from drzero.recipe.metrics import MetricsTail, read_metrics
 from drzero.stages.warm_start.choose import Chosen, Demonstration
 from drzero.stages.warm_start_report import CHECKS
 from drzero.stages.watch import watch_plan, watched_env
@@ -102,16 +101,11 @@ def check_learnt(folder: Path) -> None:
 
 def losses(folder: Path) -> dict[str, float | None]:
     """The first and last training loss, and the held-out losses, as the run logged them."""
-    steps = read_metrics(folder)
-    found = {
-        name: [step[name] for step in steps.values() if name in step] for name in ("train/loss", "val/loss")
-    }
-    named = {"train": found["train/loss"], "held_out": found["val/loss"]}
-    return {
-        f"{end}_{name}": (values[place] if values else None)
-        for name, values in named.items()
-        for end, place in (("first", 0), ("last", -1))
-    }
+    steps, found = read_metrics(folder), dict[str, float | None]()
+    for name, key in (("train", "train/loss"), ("held_out", "val/loss")):
+        values: list[float | None] = [step[key] for step in steps.values() if key in step] or [None]
+        found |= {f"first_{name}": values[0], f"last_{name}": values[-1]}
+    return found
 
 
 def _made_from(config: DictConfig, rows: Sequence[Demonstration]) -> dict[str, Any]:
@@ -199,11 +193,7 @@ def write_config(
             "use_torch_compile": False,
             "mixed_precision": {"param_dtype": "bf16", "reduce_dtype": "fp32", "buffer_dtype": "fp32"},
         },
-        "optim": {
-            "lr": config.learning_rate,
-            "lr_warmup_steps": min(10, steps // 2),
-            "weight_decay": 0.0,
-        },
+        "optim": {"lr": config.learning_rate, "lr_warmup_steps": min(10, steps // 2), "weight_decay": 0.0},
         "trainer": {
             "default_local_dir": str(work),
             "project_name": "drzero",
@@ -230,18 +220,11 @@ def _command(config: DictConfig, folder: Path, work: Path) -> Command:
     program = ("verl_ext.trainer.supervised", str(work / "sft.yaml"))
     several = ("torch.distributed.run", "--standalone", f"--nproc-per-node={config.machine.gpus}", "-m")
     launcher = several if config.machine.gpus > 1 else ()
-    root = str(Path(__file__).resolve().parents[3])
     return Command(
         name="trainer",
         command=(sys.executable, "-m", *launcher, *program),
         log_path=folder / "logs" / "trainer.log",
-        env={
-            "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-            "TOKENIZERS_PARALLELISM": "false",
-            "VERL_FILE_LOGGER_PATH": str(metrics_path(folder)),
-            **verl_env(config),
-            **watched_env(config),
-        },
+        env={**watched_env(config), **verl_env(config)},
     )
 
 
