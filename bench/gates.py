@@ -25,14 +25,12 @@ from data.demo_world import Chain, generate_world
 from data.duplicates import Embed
 from data.errors import PairingError
 from data.gates import Gates, GateSettings
-from data.pairing import check_pairing
 from data.pairs import Pair
 from data.parquet_io import TRAINING_SCHEMA, read_parquet
 from data.selection import prompts_by_index
-from data.solver_rows import write_solver_split
+from data.solver_rows import check_pairing, write_solver_split
 from search.embedders import PACKAGED_EMBEDDER, Embedder, EmbedderSpec
 from verl_ext.method.prompts import solver_messages
-from verl_ext.method.solver_reward import SYNTHESIZED
 
 ALL_FAULTS = (*FAULTS, *WORDING_FAULTS)
 README = Path(__file__).parent / "README.md"
@@ -91,7 +89,6 @@ def measure_pairing(clean: Clean, folder: Path, trials: int, seed: int) -> tuple
         pairs=[pair for pair in clean.pairs if pair.prompt_index in written],
         prompts=prompts_by_index(clean.prompts),
         ask=partial(solver_messages, form="short"),
-        source=SYNTHESIZED,
         split="train",
         generator_checkpoint="demo",
     )

@@ -69,8 +69,8 @@ def of_selection(
         return Example(rejection.hop, rejection.doc_id, sample.question, sample.answer, why, found)
 
     refused = [(one, sample) for one in selection.rejected for sample in one.samples[:1]]
-    chosen = spread(refused, lambda pair: (pair[1].question is None, _gate(pair[1])))[:SHOWN]
-    return Examples(accepted, [shown(*pair) for pair in chosen])
+    chosen = spread(refused, lambda pair: (pair[1].question is None, pair[1].reasons[0].partition(":")[0]))
+    return Examples(accepted, [shown(*pair) for pair in chosen[:SHOWN]])
 
 
 def evidence(answer: str | None, document: str, trajectory: Trajectory) -> str:
@@ -87,7 +87,3 @@ def _around(text: str, answer: str) -> str:
     place = max(line.lower().find(answer.lower().strip()), 0)
     start, end = max(place - _AROUND, 0), place + len(answer) + _AROUND
     return f"{'…' if start else ''}{line[start:end].strip()}{'…' if end < len(line) else ''}"
-
-
-def _gate(sample: RefusedSample) -> str:
-    return sample.reasons[0].partition(":")[0] if sample.reasons else ""

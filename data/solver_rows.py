@@ -5,24 +5,26 @@ Training and validation share no document: a hash of document and seed decides.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from data.errors import DataError
-from data.pairing import check_pairing
-from data.pairs import Pair
-from data.parquet_io import read_parquet, training_row, write_training_rows
+from data.errors import DataError, PairingError
+from data.pairs import Pair, question_and_answer
+from data.parquet_io import check_training_rows, read_parquet, training_row, write_training_rows
 from data.selection import Rejection, prompts_by_index
 from drzero.ops.files import write_jsonl
 from drzero.ops.records import read_json_lines
-from verl_ext.method.prompts import MAX_TURNS, PromptForm, solver_messages
+from verl_ext.method.prompts import MAX_TURNS, Message, PromptForm, solver_messages
 from verl_ext.method.solver_reward import SYNTHESIZED
+from verl_ext.method.trajectory import Trajectory
 
 TRAIN, VAL, REJECTS = "train.parquet", "val.parquet", "rejects.jsonl"
+Ask = Callable[[str], list[Message]]
+_NOT_KEPT = "The file is not kept; this is a bug or a damaged disk, so do not train on what was written"
 
 
 @dataclass(frozen=True)
@@ -33,9 +35,6 @@ class SolverSplitReport:
     val_path: Path | None  # None if all pairs share one document, which cannot be in both files
     train_rows: int
     val_rows: int
-    train_documents: int
-    val_documents: int
-    pairing_checked: int  # rows read back and checked, 0 if the gate `pairing` is off
 
 
 def write_solver_split(
@@ -80,21 +79,12 @@ def write_solver_split(
             pairs=pairs,
             prompts=rows,
             ask=ask,
-            source=SYNTHESIZED,
             split=split,
             generator_checkpoint=generator_checkpoint,
             shown_as=path,
         )
         write_training_rows(path, made, check if pairing else None)
-    return SolverSplitReport(
-        train_path=out_dir / TRAIN,
-        val_path=out_dir / VAL if val else None,
-        train_rows=len(train),
-        val_rows=len(val),
-        train_documents=len({document_key(pair) for pair in train}),
-        val_documents=len(held_out),
-        pairing_checked=len(ordered) if pairing else 0,
-    )
+    return SolverSplitReport(out_dir / TRAIN, out_dir / VAL if val else None, len(train), len(val))
 
 
 def _solver_row(
@@ -114,11 +104,75 @@ def _solver_row(
     return training_row(SYNTHESIZED, messages, [pair.answer], extra_info, metadata)
 
 
-def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> Path:
+def check_pairing(
+    path: Path,
+    pairs: Sequence[Pair],
+    prompts: Mapping[int, Mapping[str, Any]],
+    ask: Ask,
+    *,
+    split: str,
+    generator_checkpoint: str,
+    shown_as: Path | None = None,
+) -> None:
+    """Read each row of the file back, and check that its fields belong together. Raises PairingError.
+
+    Published code for this step has written new answers next to old prompts, so a mismatch is an error, which
+    names the file as `shown_as`.
+    """
+    name = shown_as or path
+    awaited = {pair.prompt_index: pair for pair in pairs}
+    rows = read_parquet(path).to_pylist()
+    try:
+        check_training_rows(rows)
+    except DataError as error:
+        raise PairingError(f"{name}: {error}. {_NOT_KEPT}") from error
+    for number, row in enumerate(rows):
+        index = row["extra_info"]["index"]
+        pair = awaited.pop(index, None)
+        if pair is None or index not in prompts:
+            raise PairingError(f"{name}, row {number}: there is no (further) pair of prompt {index}")
+        if fault := _mismatch(row, pair, prompts[index], ask, split, generator_checkpoint):
+            raise PairingError(f"{name}, row {number} (prompt {index}): {fault}. {_NOT_KEPT}")
+    if awaited:
+        raise PairingError(f"{name}: {len(awaited)} accepted pairs are missing, e.g. prompt {min(awaited)}")
+
+
+def _mismatch(
+    row: Mapping[str, Any], pair: Pair, prompt: Mapping[str, Any], ask: Ask, split: str, checkpoint: str
+) -> str | None:
+    extra, metadata = row["extra_info"], row["metadata"]
+    try:
+        trajectory = Trajectory.from_dict(json.loads(metadata["trajectory"] or ""))
+    except (ValueError, KeyError, TypeError):
+        return "metadata.trajectory is no trajectory"
+    question, answer = question_and_answer(trajectory)
+    target = row["reward_model"]["ground_truth"]["target"]
+    source, corpus_id = prompt["extra_info"], prompt["metadata"]["corpus_id"]
+    tools = {"search": {"create_kwargs": {"data_source": SYNTHESIZED}}}
+    document_hash = sha256((extra["document"] or "").encode()).hexdigest()
+    checks = (
+        ("extra_info.question", extra["question"] == question, "the row's trajectory"),
+        ("reward_model.ground_truth.target", target == [answer], "the row's trajectory"),
+        ("prompt", row["prompt"] == ask(extra["question"]), "the row's question"),
+        ("metadata.document_sha256", metadata["document_sha256"] == document_hash, "the row's document"),
+        ("extra_info.document", extra["document"] == source["document"], "the challenger prompt"),
+        ("extra_info.doc_id", extra["doc_id"] == source["doc_id"], "the challenger prompt"),
+        ("extra_info.hop", extra["hop"] == source["hop"], "the challenger prompt"),
+        ("metadata.corpus_id", metadata["corpus_id"] == corpus_id, "the challenger prompt"),
+        ("metadata.seed", metadata["seed"] == pair.seed, "the accepted sample"),
+        ("metadata.trajectory", trajectory == pair.trajectory, "the accepted sample"),
+        ("data_source", row["data_source"] == SYNTHESIZED, "this file"),
+        ("split", extra["split"] == split, "this file"),
+        ("tools_kwargs", extra["tools_kwargs"] == tools, "this file"),
+        ("generator_checkpoint", metadata["generator_checkpoint"] == checkpoint, "this file"),
+    )
+    wrong = (f"{name} does not belong to {other}" for name, belongs, other in checks if not belongs)
+    return next(wrong, None)
+
+
+def write_rejects(rejected: Iterable[Rejection], out_dir: Path) -> None:
     """Write `rejects.jsonl`, a line per prompt without a pair. `samples` is empty if services failed."""
-    path = out_dir / REJECTS
-    write_jsonl(path, (rejection.to_dict() for rejection in rejected))
-    return path
+    write_jsonl(out_dir / REJECTS, (rejection.to_dict() for rejection in rejected))
 
 
 def check_partition(out_dir: Path, prompts: Sequence[Mapping[str, Any]]) -> None:

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -179,29 +179,31 @@ def _loading(file: Path) -> Callable[[], ModuleType]:
         known = sys.modules.get(name)
         if known is not None and getattr(known, "__file__", None) == str(file):
             return known
-        places = [str(file.parent)] if file.name == "__init__.py" else None
-        spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
-        assert spec is not None and spec.loader is not None  # a file with the suffix .py has both
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # first: its dataclasses and submodules look it up
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-        return module
+        return module_of(file, name)
 
     return load
+
+
+def module_of(file: Path, name: str) -> ModuleType:
+    """Import a file that ends in .py under this name. Raises whatever its code raises."""
+    places = [str(file.parent)] if file.name == "__init__.py" else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=places)
+    assert spec is not None and spec.loader is not None  # a file with the suffix .py has both
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # first: its dataclasses and submodules look it up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
 
 
 def _installed() -> Iterator[Found]:
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         module, _, member = entry.value.partition(":")
-        yield Found(canonical(entry.name), _package(entry), _importing(module), member or "load")
-
-
-def _package(entry: EntryPoint) -> str:
-    return f"the package {entry.dist.name}" if entry.dist is not None else entry.value
+        source = f"the package {entry.dist.name}" if entry.dist is not None else entry.value
+        yield Found(canonical(entry.name), source, _importing(module), member or "load")
 
 
 def _of_family(family: str, inner: str) -> Found:

@@ -9,10 +9,7 @@ from verl_ext.clients.solver_agent import SolverAttempt
 from verl_ext.method.answers import contains_answer, normalize_answer
 
 State = Literal["supported", "unsupported", "none", "failed"]
-_NOTES = {
-    "unsupported": "No passage it read contains this answer.",
-    "none": "The agent gave no answer.",
-}
+_NOTES = {"unsupported": "No passage it read contains this answer.", "none": "The agent gave no answer."}
 _BARE = ("yes", "no")  # Every other passage has these words. They support nothing.
 
 

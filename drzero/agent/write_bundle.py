@@ -125,7 +125,9 @@ def _below(folder: Path, place: str) -> Copies:
 
 
 def _manifest(config: DictConfig, places: dict[str, str], files: dict[str, str]) -> Manifest:
-    settings = {key: OmegaConf.select(config, key) for key in (*answer_keys(), *_index_settings(config))}
+    settings = {key: OmegaConf.select(config, key) for key in (*answer_keys(), *INDEX_SETTINGS)}
+    if Path(config.retrieval.embedder).is_dir():  # elsewhere it is another folder
+        del settings["retrieval.embedder"]
     return Manifest(
         form=FORM,
         iteration=config.iteration or None,
@@ -136,11 +138,6 @@ def _manifest(config: DictConfig, places: dict[str, str], files: dict[str, str])
         versions=installed_versions(),
         files=files,
     )
-
-
-def _index_settings(config: DictConfig) -> list[str]:
-    is_folder = Path(config.retrieval.embedder).is_dir()  # elsewhere it is another folder
-    return [key for key in INDEX_SETTINGS if not (is_folder and key == "retrieval.embedder")]
 
 
 def shown_model(model: str) -> str:

@@ -227,11 +227,6 @@ def _show_call(call: ModelCall) -> None:
         print(f"{mark}{_without_key(shown)}", flush=True)
 
 
-def _as_json(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parquet may give items any type."""
-    return [dict(json.loads(_without_key(json.dumps(one, default=str)))) for one in records]
-
-
 def _without_key(text: str) -> str:
     """Some servers repeat a wrong key."""
     key = os.environ.get(MODEL_KEY) or NO_KEY
@@ -242,7 +237,9 @@ def _keep(failed: Sequence[AgentRun], folder: Path) -> Path | None:
     (folder / FAILURES).unlink(missing_ok=True)
     if not failed:
         return None
-    write_jsonl(folder / FAILURES, _as_json([record(run) for run in failed]))
+    # Parquet may give items any type.
+    lines = (json.dumps(record(run), default=str) for run in failed)
+    write_jsonl(folder / FAILURES, [json.loads(_without_key(line)) for line in lines])
     return folder / FAILURES
 
 

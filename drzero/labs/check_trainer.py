@@ -66,10 +66,10 @@ def _only_validate(config: DictConfig) -> None:
         OmegaConf.update(config, "actor_rollout_ref.rollout.val_kwargs.n", 1)
 
 
-def read_hops(folder: Path, now: float | None = None) -> Iterator[Step]:
+def read_hops(folder: Path) -> Iterator[Step]:
     """The prompt's hops in order, from the files of the run."""
     beats = {beat["phase"]: float(beat["time"]) for beat in reversed(read_json_lines(folder / HEARTBEATS))}
-    workers = read_workers(folder / PROGRESS, now or time.time())
+    workers = read_workers(folder / PROGRESS, time.time())
     counters: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         counters = json.loads((folder / COUNTERS_FILE).read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 
 from drzero.labs.consistency.engine import Continued, Engine, Sampling, ServerPrompt, find_engine
 from drzero.labs.consistency.prompts import Prompt, Wording, load_prompts
-from drzero.labs.consistency.sampling import SETTINGS, SampledPlace, Setting, check_sampling, choose_places
+from drzero.labs.consistency.sampling import SETTINGS, SampledPlace, check_sampling, choose_places
 from drzero.labs.consistency.verdict import Comparison, Tolerances
 from drzero.labs.trial import watched
 from drzero.ops.bearer import MODEL_KEY, bearer_headers
@@ -67,7 +67,7 @@ class Answers:
     greedy: list[Continued]
     sampled: list[Continued]
     places: list[SampledPlace]
-    drawn: dict[Setting, list[list[int]]]  # the ids drawn at each place
+    drawn: dict[str, list[list[int]]]  # by setting, the ids drawn at each place
     rendered: list[ServerPrompt | None]  # the server's rendering of the first prompts
 
 
@@ -145,18 +145,17 @@ async def ask(
         places = choose_places(sampled, compare.places)
         contexts = [prompts[at.prompt].ids + sampled[at.prompt].ids[: at.position] for at in places]
         drawn = {
-            setting: [await _draw(engine, ids, setting, compare.draws, seeds) for ids in contexts]
-            for setting in SETTINGS
+            name: [await _draw(engine, ids, setting, compare.draws, seeds) for ids in contexts]
+            for name, setting in SETTINGS.items()
         }
         rendering = (engine.prompt_of(p.messages, [SEARCH_TOOL_SCHEMA]) for p in prompts[:_RENDERED])
         return Answers(greedy, sampled, places, drawn, await asyncio.gather(*rendering))
 
 
 async def _draw(
-    engine: Engine, ids: Sequence[int], setting: Setting, count: int, seeds: "itertools.count[int]"
+    engine: Engine, ids: Sequence[int], setting: Sampling, count: int, seeds: "itertools.count[int]"
 ) -> list[int]:
-    how = Sampling(1, setting.temperature, setting.top_p, setting.top_k)
-    made = await asyncio.gather(*(engine.sample(ids, how, next(seeds)) for _ in range(count)))
+    made = await asyncio.gather(*(engine.sample(ids, setting, next(seeds)) for _ in range(count)))
     return [one.ids[0] for one in made]
 
 
@@ -193,7 +192,7 @@ def judge(
         check_prompts(prompts[: len(answers.rendered)], answers.rendered, tokenizer),
         greedy,
         check_log_probs(prompts, answers.sampled, theirs, tokenizer, limits, bool(greedy.passed)),
-        *(check_sampling(setting, drawn, rows, limits) for setting, drawn in answers.drawn.items()),
+        *(check_sampling(name, drawn, rows, limits) for name, drawn in answers.drawn.items()),
         check_scores(prompts, answers.greedy, parted, own_turn, tokenizer, limits),
     ]
 

@@ -5,7 +5,6 @@ load_agent("my_agent.py:answer", {}), load_items(Path("questions.jsonl"))
 
 import asyncio
 import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 
 from environments.agent.contract import Agent, Endpoint
 from environments.fault import EnvironmentUnusable, one_line
+from environments.registry import module_of
 from search.sources.files import Hints
 from search.sources.records import Bad, read_jsonl
 
@@ -161,16 +161,11 @@ def _from_file(file: Path, name: str) -> ModuleType:
     folder = str(file.resolve().parent)
     if folder not in sys.path:  # so it can import its neighbours, like a script
         sys.path.insert(0, folder)
-    spec = importlib.util.spec_from_file_location(f"drzero_agent_{file.stem}", file.resolve())
-    assert spec is not None and spec.loader is not None  # it is a file that ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # before it runs, as its dataclasses look there
     try:
-        spec.loader.exec_module(module)
+        return module_of(file.resolve(), f"drzero_agent_{file.stem}")
     # As above.
     except (Exception, SystemExit) as error:
         raise EnvironmentUnusable(f"{name} cannot be imported: {one_line(error)}") from error
-    return module
 
 
 def load_items(file: Path) -> list[Any]:

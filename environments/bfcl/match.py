@@ -123,14 +123,12 @@ def _value_fault(
 
 def _kind(document: Mapping[str, Any], language: Language) -> _Kind:
     """The declared type. Raises KeyError if the language does not have it."""
-    named = document["type"]
-    inner = document["items"]["type"] if named in _NESTED and language == "Python" else None
-    if language == "Python":
-        outer = _PYTHON[named]
-        elements = None if inner is None else _PYTHON[inner]
-        # JSON may write 2.0 as 2.
-        return _Kind(outer, elements, lambda one: float(one) if (outer, type(one)) == (float, int) else one)
-    return _foreign_kind(document, language)
+    if language != "Python":
+        return _foreign_kind(document, language)
+    outer = _PYTHON[document["type"]]
+    inner = _PYTHON[document["items"]["type"]] if document["type"] in _NESTED else None
+    # JSON may write 2.0 as 2.
+    return _Kind(outer, inner, lambda one: float(one) if (outer, type(one)) == (float, int) else one)
 
 
 def _foreign_kind(document: Mapping[str, Any], language: Language) -> _Kind:

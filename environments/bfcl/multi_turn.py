@@ -148,6 +148,6 @@ class MultiTurnEpisode(Episode):
 
 
 def load(categories: Sequence[str] | None = None, file: str | None = None) -> MultiTurn:
-    """The taskset of BFCL's `categories` or the user's `file`. Raises MissingPackage."""
+    """The taskset of BFCL's `categories` or the user's `file`. Raises EnvironmentUnusable."""
     package_folder()
     return MultiTurn(categories, file)

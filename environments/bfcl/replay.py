@@ -150,7 +150,7 @@ def literal_call(text: str) -> tuple[str, list[Any], dict[str, Any]]:
 
 
 def documents(classes: Sequence[str]) -> list[Mapping[str, Any]]:
-    """The function documents of a task's classes, in the package's order. Raises MissingPackage."""
+    """The function documents of a task's classes, in the package's order. Raises EnvironmentUnusable."""
     folder = package_folder() / "data" / "multi_turn_func_doc"
     from bfcl_eval.constants.executable_backend_config import MULTI_TURN_FUNC_DOC_FILE_MAPPING as FILES
 

@@ -137,7 +137,7 @@ class SingleTurnEpisode(Episode):
 
 
 def load(categories: Sequence[str] | None = None, file: str | None = None) -> SingleTurn:
-    """The taskset of BFCL's `categories` or the user's `file`. Raises MissingPackage if needed."""
+    """The taskset of BFCL's `categories` or the user's `file`. Raises EnvironmentUnusable if needed."""
     if file is None:
         package_folder()
     return SingleTurn(categories, file)

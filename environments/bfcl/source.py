@@ -22,15 +22,11 @@ Task: TypeAlias = Mapping[str, Any]
 _PREFIX = "BFCL_v4_"
 
 
-class MissingPackage(EnvironmentUnusable):
-    """The package `bfcl-eval` is not installed."""
-
-
 def package_folder() -> Path:
-    """The package's folder. Raises MissingPackage with the command that installs it."""
+    """The package's folder. Raises EnvironmentUnusable with the command that installs it."""
     spec = find_spec("bfcl_eval")
     if spec is None or spec.origin is None:
-        raise MissingPackage(
+        raise EnvironmentUnusable(
             "BFCL's data is in the package bfcl-eval, which is not installed: run `make setup`, or `uv pip "
             f"install --no-deps bfcl-eval=={pinned('bfcl-eval')}` (without --no-deps it replaces numpy)"
         )
@@ -38,7 +34,7 @@ def package_folder() -> Path:
 
 
 def tasks(category: str) -> list[Task]:
-    """The tasks of a category in the package's order. Raises MissingPackage."""
+    """The tasks of a category in the package's order. Raises EnvironmentUnusable."""
     data = package_folder() / "data"
     name = f"{_PREFIX}{category}.json"
     questions, answers = read_lines(data / name), data / "possible_answer" / name

@@ -8,13 +8,13 @@ from environments.wordle.game import Game
 from environments.wordle.rules import answers, candidates, is_held_out
 
 
-def demonstrations(seed: int, n: int, turns: int = 6) -> Iterator[list[Message]]:
+def demonstrations(seed: int, n: int) -> Iterator[list[Message]]:
     """`n` conversations of solved games, with the player's messages."""
     rng = random.Random(seed)
     secrets = [word for word in answers() if not is_held_out(word)]
     made = 0
     while made < n:
-        if messages := _game(rng.choice(secrets), turns, rng):
+        if messages := _game(rng.choice(secrets), rng):
             made += 1
             yield messages
 
@@ -24,8 +24,8 @@ def written(guess: str) -> str:
     return f"<think>{' '.join(guess.upper())}</think>\n<guess>[{guess}]</guess>"
 
 
-def _game(secret: str, turns: int, rng: random.Random) -> list[Message] | None:
-    game = Game(secret, turns)
+def _game(secret: str, rng: random.Random) -> list[Message] | None:
+    game = Game(secret, turns=6)
     messages, left = list(game.messages()), list(answers())
     while True:
         guess = rng.choice(left)

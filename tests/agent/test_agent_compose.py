@@ -103,7 +103,7 @@ def test_what_is_typed_wins(record, compose):
         (["model=demo-policy"], "/data/corpus/models/demo-policy"),
         (["base_model=/models/mine"], "/models/mine"),
         (["solver.model_path=/models/mine"], "/models/mine"),
-        (["endpoint=http://127.0.0.1:1/v1", "api=chat"], None),
+        (["endpoint=http://127.0.0.1:1/v1", "api=chat", "model=a-model"], None),
     ],
 )
 def test_another_model_takes_only_the_index(record, compose, typed, model):
@@ -113,14 +113,10 @@ def test_another_model_takes_only_the_index(record, compose, typed, model):
     assert config.iteration == 0
     assert config.solver.max_context_tokens != SETTINGS["solver.max_context_tokens"]
     assert config.retrieval.topk != SETTINGS["retrieval.topk"]
-    assert model is None or config.solver.model_path == model
-    assert config.prompts.form == ("full" if "api=chat" in typed else "short")
-
-
-def test_the_model_of_a_chat_endpoint_is_named_as_in_evaluate(record, compose):
-    record("evaluate_iter0", solvers=[1])
-    config = compose("endpoint=http://127.0.0.1:1/v1", "api=chat", "model=a-model")
-    assert (config.endpoint_model, config.prompts.form) == ("a-model", "full")
+    if model is None:  # behind an endpoint, as in evaluate
+        assert (config.endpoint_model, config.prompts.form) == ("a-model", "full")
+    else:
+        assert (config.solver.model_path, config.prompts.form) == (model, "short")
 
 
 @pytest.mark.parametrize(
@@ -193,7 +189,6 @@ def test_an_iteration_is_the_loop_s_even_where_its_model_is_typed_again(record, 
         ([], "iteration=0", ["iteration=0"]),
         (["iteration=2", "retrieval.topk=1"], "iteration=0", ["retrieval.topk=1", "iteration=0"]),
         (["model=a"], "model=b", ["model=b"]),
-        (["iteration=2"], "model=b", ["model=b"]),
         (["endpoint=http://a", "endpoint_model=m", "api=chat"], "iteration=3", ["iteration=3"]),
         (["iteration=3"], "endpoint=http://a api=chat", ["endpoint=http://a", "api=chat"]),
         (["iteration=3", "retrieval.topk=5"], "retrieval.topk=1", ["iteration=3", "retrieval.topk=1"]),

@@ -33,7 +33,6 @@ def evidence(answer, text, title="Orrin"):
     ("answer", "failure", "found", "state"),
     [
         ("Vell", None, [VELL], "supported"),
-        ("Vell", None, ["Nothing.", VELL], "supported"),
         ("Marl", None, [VELL], "unsupported"),
         ("Vell", None, [], "unsupported"),
         (None, None, [VELL], "none"),
@@ -42,9 +41,7 @@ def evidence(answer, text, title="Orrin"):
         ("Vell", "late", [VELL], "failed"),
         # Every other passage has these words.
         ("yes", None, ["They said yes."], "unsupported"),
-        ("No.", None, ["There is no bridge."], "unsupported"),
         ("No Man's Land", None, ["It is No Man's Land."], "supported"),
-        ("Norway", None, ["Oslo is in Norway."], "supported"),
         # Nothing that could be found.
         ("?!", None, ["What?!"], "unsupported"),
         ("the", None, ["the town"], "unsupported"),
@@ -58,9 +55,7 @@ def test_an_answer_is_supported_only_by_a_passage_that_has_its_words(answer, fai
     ("answer", "text", "sentence"),
     [
         ("Vell", VELL, "It lies on the river Vell, near Sarn."),
-        ("the Vell!", VELL, "It lies on the river Vell, near Sarn."),
         ("Tesk", VELL, "Dr. Tesk was born there."),
-        ("harbour town", VELL, "Orrin is a harbour town."),
         ("Vel", VELL, None),
         # Over the end of a sentence the whole passage is the evidence.
         ("Sarn. Dr. Tesk", VELL, VELL),
@@ -70,8 +65,6 @@ def test_an_answer_is_supported_only_by_a_passage_that_has_its_words(answer, fai
         ("Vell", "The Vell is long. The Vell is cold.", "The Vell is long."),
         ("東京", "京都は古い。首都は東京です。川がある。", "首都は東京です。"),
         ("กรุงเทพ", "เมืองหลวงคือกรุงเทพมหานคร", "เมืองหลวงคือกรุงเทพมหานคร"),
-        ("서울", "수도는 서울이다. 강이 있다.", "수도는 서울이다."),
-        ("Vell", "First line\n\nIt is the Vell", "First line\n\nIt is the Vell"),
         ("Vell", "", None),
     ],
 )

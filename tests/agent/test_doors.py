@@ -51,15 +51,8 @@ def world(tmp_path_factory):
 def served(folder, *words):
     port = free_port(None)
     with (folder / "serve.log").open("w") as log:
-        command = [
-            sys.executable,
-            "-m",
-            "drzero.cli",
-            "serve-agent",
-            f"port={port}",
-            "sources_in_text=false",
-            *words,
-        ]
+        serve = ["serve-agent", f"port={port}", "sources_in_text=false", *words]
+        command = [sys.executable, "-m", "drzero.cli", *serve]
         child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -122,21 +115,3 @@ async def asked_by_mcp(url, questions):
 def bare(text):
     """The answer without the service's remark below it."""
     return None if text.startswith("*The agent gave no answer") else text.split("\n\n*")[0]
-
-
-def test_the_terminal_and_a_bundle_moved_elsewhere_give_them_too(world, tmp_path):
-    folder, records = world
-    questions = list(records)[:8]
-    expected = [(records[question]["answer"], records[question]["tokens_out"]) for question in questions]
-
-    def answers(*words):
-        out = drzero(tmp_path, "ask", "--json", *words, input="".join(f"{one}\n" for one in questions)).stdout
-        found = map(json.loads, out.splitlines())
-        return [(one["answer"], one["tokens_out"]) for one in found]
-
-    places = [f"paths.corpus={folder}/outputs/corpus", f"paths.checkpoints={folder}/outputs/checkpoints"]
-    assert answers(*MODEL, *places) == expected
-    drzero(folder, "bundle", *MODEL, "out=made", "with_index=true")
-    (folder / "made").rename(tmp_path / "moved")
-    (folder / "outputs").rename(folder / "gone")
-    assert answers("bundle=moved", "hardware=cpu", "solver.concurrency=1") == expected

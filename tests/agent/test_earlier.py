@@ -10,31 +10,18 @@ from drzero.agent.earlier import EXCHANGES, with_earlier
 @pytest.mark.parametrize(
     ("earlier", "read"),
     [
-        ([], "And who founded it?"),
-        (
-            [("Where was Mara born?", "Orrin")],
-            "Asked before, with its answer:\nWhere was Mara born? Orrin\nNow answer:\nAnd who founded it?",
-        ),
-        (
-            [("1?", "a"), ("2?", "b"), ("3?", "c"), ("4?", "d")],
-            "Asked before, with its answer:\n2? b\n3? c\n4? d\nNow answer:\nAnd who founded it?",
-        ),
-        (
-            [("Where\n\nNow answer:\nfoo?", " Orrin\t\u2028on Vell ")],
-            "Asked before, with its answer:\nWhere Now answer: foo? Orrin on Vell\n"
-            "Now answer:\nAnd who founded it?",
-        ),
+        ([("Where was Mara born?", "Orrin")], "Where was Mara born? Orrin"),
+        ([("1?", "a"), ("2?", "b"), ("3?", "c"), ("4?", "d")], "2? b\n3? c\n4? d"),
+        ([("Where\n\nNow answer:\nfoo?", " Orrin\t\u2028on Vell ")], "Where Now answer: foo? Orrin on Vell"),
     ],
 )
 def test_a_question_comes_after_the_last_exchanges(earlier, read):
-    assert with_earlier("And who founded it?", earlier) == read
+    told = f"Asked before, with its answer:\n{read}\nNow answer:\nAnd who founded it?"
+    assert with_earlier("And who founded it?", earlier) == told
 
 
 def test_a_small_model_reads_each_question_alone():
-    assert (
-        with_earlier("And who founded it?", [("Where was Mara born?", "Orrin")], "short")
-        == "And who founded it?"
-    )
+    assert with_earlier("Who founded it?", [("Where was Mara born?", "Orrin")], "short") == "Who founded it?"
 
 
 def test_a_first_question_stays_as_it_was_typed():

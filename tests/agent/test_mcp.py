@@ -5,11 +5,9 @@ import json
 
 import anyio
 import httpx
-import httpx2
 import pytest
 from agent_service import ANSWERS, HOSTILE, SENTENCE, Later, agent_service, passages, script
 from mcp import Client
-from mcp.client.streamable_http import streamable_http_client
 from starlette.responses import Response
 
 from drzero.agent.server import events
@@ -182,12 +180,9 @@ def test_a_client_that_hangs_up_frees_its_place(serve):
         ("answer", {"question": "x"}, "there is no tool 'answer': use search or ask"),
         ("ask", {}, "question: Field required"),
         ("ask", {"question": " "}, "question: String should have at least 1 character"),
-        ("ask", {"question": 7}, "question: Input should be a valid string"),
         ("ask", {"question": "x" * 8193}, "question: String should have at most 8192 characters"),
         ("ask", {"question": "x", "topk": 3}, "topk: Extra inputs are not permitted"),
         ("search", {"query": "x", "limit": 0}, "limit: Input should be greater than or equal to 1"),
-        ("search", {"query": "x", "limit": 21}, "limit: Input should be less than or equal to 20"),
-        ("search", {"query": "x" * 1001, "limit": "y"}, "limit: Input should be a valid integer"),
     ],
 )
 def test_wrong_calls_are_results_in_words(serve, name, arguments, words):
@@ -221,27 +216,6 @@ def test_an_answer_that_takes_too_long_is_given_up(serve, monkeypatch):
     result = called(service, "ask", question=QUESTION)
     assert result.is_error and text_of(result).startswith("no answer in time. If the agent has just been")
     assert service.desk._running == 0
-
-
-def test_another_site_s_page_is_refused(serve):
-    url = f"{serve().url}/mcp"
-    for headers, status in (({}, 200), ({"Origin": "null"}, 403), ({"Host": "evil.example"}, 403)):
-        answered = httpx.post(url, json=GREETING, headers=HEADERS | headers, trust_env=False)
-        assert answered.status_code == status
-
-
-def test_with_a_token_only_its_bearer_is_served(serve):
-    service = serve(token="t0ken")
-    refused = httpx.post(f"{service.url}/mcp", json=GREETING, headers=HEADERS, trust_env=False)
-    assert refused.status_code == 401
-
-    async def search():
-        async with httpx2.AsyncClient(headers={"Authorization": "Bearer t0ken"}) as http:
-            transport = streamable_http_client(f"{service.url}/mcp", http_client=http)
-            async with Client(transport) as client:
-                return await client.call_tool("search", {"query": "Velmar"})
-
-    assert asyncio.run(search()).structured_content["passages"]
 
 
 def test_lone_surrogates_of_a_model_do_not_end_the_session(serve):

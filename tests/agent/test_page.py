@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import httpx
 import pytest
-from agent_service import ANSWERS, HOSTILE, SENTENCE, UNSEARCHED, agent_service, passages, script
+from agent_service import ANSWERS, SENTENCE, UNSEARCHED, agent_service, passages, script
 from scripted_search import serving
 from search_parts import wait_for
 
@@ -93,7 +93,6 @@ def test_a_follow_up_carries_what_was_said(service, peers):
     [
         (b"{", "JSON"),
         (b'{"question": "  "}', "question: "),
-        (b"{}", "question: "),
         (json.dumps({"question": "w" * 8193}), "question: "),
         (json.dumps({"question": QUESTION, "earlier": [["Who?", "I"]] * 4}), "earlier: "),
         (json.dumps({"question": QUESTION, "earlier": [["Who?"]]}), "earlier.0"),
@@ -133,23 +132,6 @@ def test_a_client_that_leaves_frees_its_place(peers):
     assert service.desk.figures.left._value.get() == 2
 
 
-def test_with_a_token_the_page_is_open_and_its_questions_are_not(peers):
-    with agent_service(*peers[:2], token="planted-token") as service:
-        assert httpx.get(service.url).status_code == 200
-        assert httpx.post(f"{service.url}/ask", json={"question": QUESTION}).status_code == 401
-        wrong = {"Authorization": "Bearer other"}
-        assert httpx.post(f"{service.url}/ask", json={"question": QUESTION}, headers=wrong).status_code == 401
-        right = {"Authorization": "Bearer planted-token"}
-        assert httpx.post(f"{service.url}/ask", json={"question": QUESTION}, headers=right).status_code == 200
-        assert not peers[2] or "planted-token" not in json.dumps(peers[2])
-
-
-def test_another_sites_page_cannot_ask(service, peers):
-    for headers in ({"Origin": "null"}, {"Host": "elsewhere.example"}):
-        answered = httpx.post(f"{service.url}/ask", json={"question": QUESTION}, headers=headers)
-        assert answered.status_code == 403 and not peers[2]
-
-
 def test_the_page_loads_nothing_and_runs_only_its_own_script(service):
     page = httpx.get(service.url)
     policy = dict(part.split(" ", 1) for part in page.headers["content-security-policy"].split("; "))
@@ -160,8 +142,3 @@ def test_the_page_loads_nothing_and_runs_only_its_own_script(service):
         assert policy[rule] == f"'sha256-{b64encode(sha256(source.encode()).digest()).decode()}'"
     assert page.headers["x-content-type-options"] == "nosniff"
     assert not re.findall(r"""(?:src|href)=["'](?!data:,)|url\(|//\w+\.|innerHTML|style=""", page.text)
-
-
-def test_hostile_text_arrives_as_it_is(service):
-    *_, answered = asked(service, "Who is hostile?")
-    assert answered["answer"]["sources"][0]["title"] == f"Title {HOSTILE}"

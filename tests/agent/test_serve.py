@@ -112,9 +112,7 @@ def test_a_taken_port_is_one_line_before_anything_starts(start, tmp_path):
     [
         (["host=0.0.0.0"], "set AGENT_TOKEN"),
         (["host=192.0.2.1"], "nothing can listen at 192.0.2.1"),
-        (["host=nowhere.invalid"], "nowhere.invalid"),
         (["port=80"], "port"),
-        (["port=99999"], "port"),
         (["--stdin"], "--stdin"),
     ],
 )

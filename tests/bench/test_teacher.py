@@ -33,7 +33,7 @@ PEOPLE = (
     "Nara Dunn",
     "Mara Tesk",
     "Jo A. Vell",
-    "Per Orlund",
+    "Per Lund",
     "Lu Kelm",
 )
 LICENCES = ("MIT", "ISC", "BSD-2-Clause", "Apache-2.0", "MPL-2.0", "PSF-2.0", "MIT-0", "0BSD")
@@ -42,14 +42,10 @@ LICENCES = ("MIT", "ISC", "BSD-2-Clause", "Apache-2.0", "MPL-2.0", "PSF-2.0", "M
 def packages():
     """Eight packages: each needs the one after it, and the last needs none."""
     for number, (name, author, licence) in enumerate(zip(NAMES, PEOPLE, LICENCES, strict=True)):
-        facts = {
-            "author": author,
-            "licence": licence,
-            "python": f"3.{number + 2}",
-            "release": f"1.{number}.7",
-        }
-        needs = {"requires": NAMES[number + 1]} if number + 1 < len(NAMES) else {}
-        yield Package(name, name, ("It reads the gauges of a river.",), facts | needs)
+        facts = {"author": author, "licence": licence}
+        facts |= {"python": f"3.{number + 2}", "release": f"1.{number}.7"}
+        facts |= {"requires": NAMES[number + 1]} if number + 1 < len(NAMES) else {}
+        yield Package(name, name, ("It reads the gauges of a river.",), facts)
 
 
 DOCUMENTS = [{"id": package.id, "title": package.title, "text": package.text()} for package in packages()]

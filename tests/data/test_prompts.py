@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from damaged import damage_pages
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from solver_rows import solver_row
@@ -183,11 +182,8 @@ def test_without_held_out_rows_or_documents_no_file_is_written(prepare, tmp_path
 
 
 def test_every_document_is_equally_likely_to_be_drawn(prepare):
-    drawn = Counter(
-        doc
-        for seed in range(150)
-        for doc in doc_ids(prepare(20, rows=5, heldout_rows=0, seed=seed).train_path)
-    )
+    reports = (prepare(20, rows=5, heldout_rows=0, seed=seed) for seed in range(150))
+    drawn = Counter(doc for report in reports for doc in doc_ids(report.train_path))
     assert len(drawn) == 20
     assert min(drawn.values()) >= 15 and max(drawn.values()) <= 65  # 37.5 each on average, sd 5.3
 
@@ -237,7 +233,6 @@ def test_what_is_no_sentences_is_counted_and_not_asked_about(prepare):
     ("text", "is_prose"),
     [
         ("The harbour of `Orrin` is as old as the town, says {the map}.", True),
-        ("Der Hafen von Orrin ist so alt wie die Stadt.", True),
         ("東京は日本の首都である。人口は多い。", True),
         ("हिन्दी विश्व की एक प्रमुख भाषा है और भारत की राजभाषा है।", True),
         ("القاهرة هي عاصمة مصر، وهي أكبر مدينة فيها، فهل زرتها؟", True),
@@ -337,19 +332,11 @@ def test_where_the_corpus_carries_all_hops_the_rows_are_those_of_the_ratio_alone
     assert prepare(documents=0, corpus=LONG, chains=chains).train_path.read_bytes() == as_published
 
 
-@given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=60).flatmap(
-        lambda hops: st.tuples(
-            st.just(hops), st.lists(st.integers(1, 4), min_size=len(hops), max_size=len(hops))
-        )
-    )
-)
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=60))
 def test_hops_are_given_to_rows_that_carry_them_and_only_ever_become_fewer(both):
-    hops, carried = both
+    hops, carried = map(list, zip(*both, strict=True))
     given_hops = assign_hops(hops, carried, random.Random(0))
-    assert len(given_hops) == len(hops) and all(
-        1 <= hop <= most for hop, most in zip(given_hops, carried, strict=True)
-    )
+    assert all(1 <= hop <= most for hop, most in zip(given_hops, carried, strict=True))
     for most in (2, 3, 4):
         wanted = sum(hop >= most for hop in hops)
         able = sum(carry >= most for carry in carried)
@@ -488,6 +475,14 @@ def test_bad_rows_are_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def damage_pages(path: Path) -> None:
+    """Overwrite all of a parquet file but its footer, so that it still opens."""
+    content = path.read_bytes()
+    # The last eight bytes are the footer's length, little-endian, and the magic.
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    path.write_bytes(content[:4] + b"\xff" * (footer - 4) + content[footer:])
+
+
 def test_an_unreadable_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no parquet file at .*nowhere\.parquet: prepare the data"):
         read_parquet(tmp_path / "nowhere.parquet")
@@ -504,43 +499,24 @@ def test_an_unreadable_file_is_named(tmp_path):
         read_parquet(path, ["ability"])
 
 
-FOREIGN = {
-    "ground_truth is a string": (
-        {"reward_model": pa.array([{"style": "rule", "ground_truth": "Vell"}])},
-        r"reward_model\.ground_truth is of type string, not a struct",
-    ),
-    "one target": (
-        {"reward_model": pa.array([{"style": "rule", "ground_truth": {"target": "Vell"}}])},
-        r"reward_model\.ground_truth\.target is of type string, not list",
-    ),
-    "no document": (
-        {"extra_info": pa.array([{"index": 0, "split": "train", "hop": 1, "doc_id": "a"}])},
-        r"extra_info\.document is missing; extra_info\.question is missing",
-    ),
-    "the index is text": (
-        {"extra_info": pa.array([{"index": "0", "hop": 1}])},
-        r"extra_info\.index is of type string, not int64",
-    ),
-    "a prompt of text": ({"prompt": pa.array(["Who?"])}, r"prompt is of type string, not list"),
-    "a null struct": (
-        {"reward_model": pa.array([None], TRAINING_SCHEMA.field("reward_model").type)},
-        "reward_model is null in 1 rows",
-    ),
-    "a nested null struct": (
-        {"reward_model": pa.array([{"ground_truth": None}], TRAINING_SCHEMA.field("reward_model").type)},
-        r"reward_model\.ground_truth is null in 1 rows",
-    ),
-}
+TRUTH = TRAINING_SCHEMA.field("reward_model").type
 
 
-@pytest.mark.parametrize(("columns", "message"), FOREIGN.values(), ids=FOREIGN)
-def test_a_column_of_another_shape_is_refused_with_file_and_field(tmp_path, columns, message):
-    pq.write_table(pa.table(columns), tmp_path / "foreign.parquet")
-    with pytest.raises(
-        DataError,
-        match=rf"foreign\.parquet has the columns of training rows but not their contents.*{message}",
-    ):
-        read_parquet(tmp_path / "foreign.parquet", list(columns))
+@pytest.mark.parametrize(
+    ("name", "column", "message"),
+    [
+        ("prompt", pa.array(["Who?"]), r"prompt is of type string, not list"),
+        ("reward_model", pa.array([{"ground_truth": "Vell"}]), "of type string, not a struct"),
+        ("extra_info", pa.array([{"index": "0", "hop": 1}]), r"index is of type string, not int64"),
+        ("extra_info", pa.array([{"index": 0}]), r"document is missing; extra_info\.question is missing"),
+        ("reward_model", pa.array([None], TRUTH), "reward_model is null in 1 rows"),
+        ("reward_model", pa.array([{"ground_truth": None}], TRUTH), r"reward_model\.ground_truth is null"),
+    ],
+)
+def test_a_column_of_another_shape_is_refused_with_file_and_field(tmp_path, name, column, message):
+    pq.write_table(pa.table({name: column}), tmp_path / "foreign.parquet")
+    with pytest.raises(DataError, match=rf"foreign\.parquet has the columns of training rows .*{message}"):
+        read_parquet(tmp_path / "foreign.parquet", [name])
 
 
 def test_values_written_in_wider_types_or_all_null_are_read(tmp_path):

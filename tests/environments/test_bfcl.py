@@ -7,6 +7,7 @@ import asyncio
 import copy
 import inspect
 import json
+import re
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from importlib import import_module
 
 import mpmath
 import pytest
+from told_model import Told
 from transformers import AutoTokenizer
 
 from drzero.ops.errors import UserError
@@ -28,7 +30,7 @@ from environments.call import parse_calls, tool_name
 from environments.conversation import Turn
 from environments.fault import EnvironmentUnusable
 from environments.registry import find
-from verl_ext.episodes import EpisodeLimits, Sampled, play
+from verl_ext.episodes import EpisodeLimits, play
 
 
 def document(name="book", **properties):
@@ -133,21 +135,10 @@ class TestSingleTurn:
         assert (reward, parts["valid_calls"], parts["badly_typed"]) == (0.0, 1.0, 1.0)
         assert fault is not None and "base is of the wrong type: 'ten'" in fault
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "<tool_call>{'base': 10}</tool_call>",
-            '<tool_call>["calculate_triangle_area"]</tool_call>',
-            '<tool_call>{"name": "calculate_triangle_area", "arguments": "10, 5"}</tool_call>',
-            '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
-            "<tool_call>" + "[" * 100_000 + "</tool_call>",
-            "<tool_call></tool_call>",
-        ],
-    )
-    def test_what_is_no_call_is_wrong_in_words(self, of_category, text):
-        reward, parts, fault = self.play(of_category["simple_python"], text)
+    def test_what_is_no_call_is_wrong_in_words(self, of_category):
+        reward, parts, fault = self.play(of_category["simple_python"], "<tool_call>{'base': 10}</tool_call>")
         assert (reward, parts["valid_calls"]) == (0.0, 0.0)
-        assert fault is not None and "\n" not in fault
+        assert fault == "the call is not a JSON object"
 
     def test_where_no_function_fits_any_call_is_wrong_even_a_broken_one(self, of_category):
         episode = of_category["irrelevance"]
@@ -275,7 +266,6 @@ class TestMultiTurn:
             ("power", {"base": 10, "exponent": 10**9}),
             ("power", {"base": 10**4000, "exponent": 1000}),
             ("logarithm", {"value": 10, "base": 2, "precision": 10**9}),
-            ("square_root", {"number": 2, "precision": 10**9}),
             ("round_number", {"number": 5, "decimal_places": -(10**10)}),
         ],
     )
@@ -413,11 +403,10 @@ class TestWithoutThePackage:
 
     @pytest.mark.parametrize("name", ["bfcl-single-turn", "bfcl-multi-turn"])
     def test_one_error_says_how_it_is_installed(self, name):
-        with pytest.raises(EnvironmentUnusable) as raised:
+        with pytest.raises(
+            EnvironmentUnusable, match="`make setup`, or `uv pip install --no-deps bfcl-eval=="
+        ):
             find(name).load()
-        assert "not installed: run `make setup`, or `uv pip install --no-deps bfcl-eval==" in str(
-            raised.value
-        )
 
     def test_a_file_of_ones_own_in_python_needs_none(self, tmp_path):
         file = own_file(tmp_path, {"id": "own_0"}, {"id": "own_1", "split": "eval"})
@@ -452,7 +441,6 @@ class TestAFileOfOnesOwn:
             ({"question": []}, '"question" is a list of turns'),
             ({"question": [[{"role": "user"}]]}, '"question" is a list of turns'),
             ({"function": {}}, '"function" is a list of documents'),
-            ({"function": [{"name": "book"}]}, '"function" is a list of documents'),
             ({"function": [document(what={"type": "str"})]}, "'str'} has no type of BFCL's for Python (str"),
             ({"function": [document(what={"type": "array"})]}, "'array'} has no type of BFCL's for Python ("),
             ({"ground_truth": None}, '"ground_truth" is a list'),
@@ -462,10 +450,8 @@ class TestAFileOfOnesOwn:
     )
     def test_what_is_no_task_is_named_with_its_place(self, tmp_path, change, says):
         file = own_file(tmp_path, {"id": "own_0"}, {"id": "own_1"} | change)
-        with pytest.raises(EnvironmentUnusable) as raised:
+        with pytest.raises(EnvironmentUnusable, match=f"^{file}, task 2: .*{re.escape(says)}"):
             single_turn.load(file=str(file)).rows("train", None, 0)
-        assert str(raised.value).startswith(f"{file}, task 2: ")
-        assert says in str(raised.value)
 
     def test_a_line_that_is_no_json_and_a_file_that_is_none(self, tmp_path):
         file = own_file(tmp_path, {"id": "own_0"})
@@ -489,9 +475,8 @@ class TestAFileOfOnesOwn:
         ],
     )
     def test_a_conversation_is_checked_as_well(self, tmp_path, change, says):
-        with pytest.raises(EnvironmentUnusable) as raised:
+        with pytest.raises(EnvironmentUnusable, match=re.escape(says)):
             multi_turn.load(file=str(own_file(tmp_path, SUM | change))).rows("train", None, 0)
-        assert says in str(raised.value)
 
 
 SUM = {
@@ -504,25 +489,12 @@ SUM = {
 }
 
 
-class Scripted:
-    """A model with fixed turns."""
-
-    def __init__(self, tokenizer, *turns):
-        self.tokenizer = tokenizer
-        self._turns = iter(turns)
-
-    async def sample(self, prompt_ids, max_tokens):
-        """The next of its turns."""
-        ids = self.tokenizer.encode(next(self._turns), add_special_tokens=False)
-        return Sampled([*ids, self.tokenizer.eos_token_id])
-
-
 def test_the_player_knows_a_tool_that_came_late(tmp_path, tiny_model):
     taskset = multi_turn.load(file=str(own_file(tmp_path, SUM)))
     taskset.name = "sums"
     (row,) = taskset.rows("train", None, 0)
     add = calls_of(("add", {"a": 1, "b": 2}))
-    model = Scripted(AutoTokenizer.from_pretrained(tiny_model), add, "I cannot.", add, "It is 3.")
+    model = Told(AutoTokenizer.from_pretrained(tiny_model), [add, "I cannot.", add, "It is 3."])
     (played,) = asyncio.run(play(taskset, row, model, EpisodeLimits(20_000, 20_000, 5_000)))
     assert played.fault is None and played.token_drift == 0
     assert [call.undeclared for call in played.conversation.calls] == [True, False]

@@ -125,8 +125,6 @@ BROKEN = "the taskset 'broken' cannot be imported: ModuleNotFoundError: No modul
         ("nothing", {}, "there is no taskset 'nothing': no module nothing is installed. There are: harbor, "),
         ("double", {"size": "many"}, f"{NOT_TAKEN}size: Input should be a valid int"),
         ("double", {"solved_at": "half"}, "verifiers:double: solved_at is a reward, a number, not 'half'"),
-        ("double", {"sice": 3}, f"{NOT_TAKEN}sice: "),
-        ("textarena", {}, f"{NOT_TAKEN}game: Field required"),
         ("boxed", {}, "verifiers:boxed: its tasks need a container, which nothing here starts"),
         ("shelled", {}, "its seat 'agent' is played by 'shelled', which needs a sandbox"),
         ("old_style", {}, BEFORE),

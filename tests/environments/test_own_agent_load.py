@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import math
 import sys
 from decimal import Decimal
 from fractions import Fraction
@@ -25,6 +26,11 @@ part = functools.partial(answer, retries=2)
 class Needs:
     def __init__(self, url): ...
     async def run(self, data, **more): ...
+class Plain:
+    def run(self, data, **more): ...
+class Bare:
+    async def run(self, data): ...
+class Empty: ...
 """
 BROKEN = {
     "no_colon.py": "async def answer(task, endpoint)\n",
@@ -47,11 +53,13 @@ def folder(tmp_path, monkeypatch):
         ("no_colon.py:answer", {}, "SyntaxError: expected ':' (no_colon.py, line 1)"),
         ("exits.py:answer", {}, "cannot be imported: SystemExit: 2"),
         ("imports.py:answer", {}, "No module named 'nothing_there'"),
-        (
-            "good.py:Needs",
-            {},
-            "missing a required argument: 'url'): its constructor gets",
-        ),
+        ("good.py:Needs", {}, "missing a required argument: 'url'): its constructor gets"),
+        ("good.py:answr", {}, "has no function or class 'answr'; it has answer, part, Bare, Needs, Plain"),
+        ("no_such_module:answer", {}, "there is no module 'no_such_module'"),
+        ("no/such/file.py:answer", {}, "there is no file no/such/file.py"),
+        ("good.py:Empty", {}, "has no method run: an agent has `async def run(self, data"),
+        ("good.py:Plain", {}, "good.py:Plain.run is not async"),
+        ("good.py:Bare", {}, "does not fit (got an unexpected keyword argument 'base_url')"),
         ("good.py:Needs", {"uri": 1}, "does not fit (missing a required argument: 'url')"),
         ("good.py:answer", {"retrys": 1}, "unexpected keyword argument 'retrys'"),
         ("command:", {}, "there is no program ''"),
@@ -134,23 +142,30 @@ REWARDS = [
     (Fraction(1, 2), None),
     (1, None),
     ((0.5,), None),
+    ({"reward": 0.5, "format": 1}, None),
+    (True, "the reward is True (bool), not a number"),
+    (None, "the reward is None (NoneType), not a number"),
+    ("1", "the reward is '1' (str), not a number"),
+    (math.nan, "the reward is nan"),
+    (1.5e308, "the reward is outside 0 to 1e+308"),
+    ({"reward": 0.5, "format": False}, "the reward 'format' is False (bool), not a number"),
+    ({}, "the rewards are an empty dict"),
+    ([], "the rewards are an empty list"),
+    ({1: 1.0}, "a reward's name is 1, not text"),
     (np.True_, "the reward is np.True_ (bool), not a number"),
     (Decimal(1), "the reward is Decimal('1') (Decimal), not a number"),
-    (np.array([1.0]), "the reward is array([1.]) (ndarray), not a number"),
     (b"a", "the reward is b'a' (bytes), not a number"),
-    (bytearray(b"a"), "the reward is bytearray(b'a') (bytearray), not a number"),
     (Unreadable(), "the reward is <Unreadable instance at"),
     ({Unreadable(): 1}, "a reward's name is <Unreadable instance at"),
     (10**400, "the reward is inf"),
-    (Fraction(10**400), "the reward is inf"),
-    ({"reward": -(10**400)}, "the reward 'reward' is inf"),
+    ({"reward": 10**400}, "the reward 'reward' is inf"),
     ([1e308], None),
 ]
 
 
 @pytest.mark.parametrize(("returned", "fault"), REWARDS, ids=lambda value: type(value).__name__)
 def test_whatever_an_agent_returns_is_a_reward_or_has_a_sentence(returned, fault, folder):
-    found = RewardRule().fault(returned)
+    found = RewardRule(0, 1e308).fault(returned)
     assert found is None if fault is None else (found or "").startswith(fault)
 
 

@@ -24,25 +24,6 @@ from environments.wordle.rules import (
 WORD = st.text("abc", min_size=5, max_size=5)
 
 
-@pytest.mark.parametrize(
-    ("guess", "secret", "seen"),
-    [
-        ("crane", "crane", "GGGGG"),
-        ("geese", "eerie", "XGYXG"),  # three e in each: two in place, the third elsewhere
-        ("eerie", "geese", "YGXXG"),
-        ("speed", "abide", "XXYXY"),  # one e in the secret: the first of two in the guess has it
-        ("speed", "erase", "YXYYX"),
-        ("allay", "llama", "YGYYX"),
-        ("added", "dread", "YYXYG"),  # the last d stands right, so one d is left for two
-        ("mamma", "maxim", "GGYXX"),
-        ("sweet", "elder", "XXYGX"),
-        ("zzzzz", "crane", "XXXXX"),
-    ],
-)
-def test_colours_of_repeated_letters(guess, secret, seen):
-    assert colours(guess, secret) == seen
-
-
 @given(WORD, WORD)
 def test_green_is_where_both_words_have_the_letter_and_nowhere_else(guess, secret):
     seen = colours(guess, secret)

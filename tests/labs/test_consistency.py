@@ -103,7 +103,7 @@ def test_the_healthy_engine_agrees_in_everything(compare, model_folder):
         found = compare(address)
     assert found.code == 0, found.out + found.err
     assert "4 of 4 equal, 0 part at a tie, 0 truly differ" in found.row("greedy sequences")
-    judged = ("greedy sequences", "log-probabilities", *(setting.name for setting in SETTINGS), "score")
+    judged = ("greedy sequences", "log-probabilities", *SETTINGS, "score")
     assert all("PASS" in found.row(check) for check in judged), found.out
     assert "FAIL" not in found.out and examine(found.folder).state == "finished"
 
@@ -212,9 +212,8 @@ def test_a_tie_is_told_from_a_true_difference_by_the_log_probs_of_both(model_fol
 
 def test_where_the_model_is_too_sure_to_tell_the_sampler_is_not_judged():
     sure = torch.tensor([0.0, -20.0, -21.0]).log_softmax(-1)
-    by_name = {setting.name: setting for setting in SETTINGS}
     for name in ("temperature 1", "top-p 0.7"):
-        assert check_sampling(by_name[name], [[0] * 100], [sure], LIMITS).passed is None
+        assert check_sampling(name, [[0] * 100], [sure], LIMITS).passed is None
 
 
 def test_a_row_is_scored_as_its_stage_scores_it(tmp_path, smollm2_tokenizer):

@@ -129,19 +129,5 @@ class Returns:
         return data["returns"]
 
 
-class NotAsync:
-    """An agent by name alone."""
-
-    def run(self, data: Any, **extra_kwargs: Any) -> float:
-        return 1.0
-
-
-class TakesNoAddress:
-    """It could not be given one."""
-
-    async def run(self, data: Any) -> float:
-        return 1.0
-
-
 class NoAgent:
     """It has nothing to run."""

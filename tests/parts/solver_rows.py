@@ -4,31 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.parquet_io import write_training_rows
+from data.parquet_io import training_row, write_training_rows
 from verl_ext.method.prompts import solver_messages
 
 
 def solver_row(index: int, split: str, answer: str, question: str = "Who came?") -> dict[str, Any]:
     """One question with its answer, of one to three hops, with a separate document."""
-    nothing = dict.fromkeys(("corpus_id", "document_sha256", "generator_checkpoint", "seed", "trajectory"))
-    return {
-        "data_source": "search_zero",
-        "prompt": solver_messages(question, "short"),
-        "ability": "fact-reasoning",
-        "reward_model": {"style": "rule", "ground_truth": {"target": [answer]}},
-        "extra_info": {
-            "index": index,
-            "split": split,
-            "hop": index % 3 + 1,
-            "doc_id": f"{split}-{index}",
-            "document": "",
-            "question": question,
-            "need_tools_kwargs": True,
-            "tools_kwargs": {"search": {"create_kwargs": {"data_source": "search_zero"}}},
-        },
-        "agent_name": "search_agent",
-        "metadata": nothing,
-    }
+    extra = {"index": index, "split": split, "hop": index % 3 + 1, "doc_id": f"{split}-{index}"}
+    extra |= {"document": "", "question": question}
+    nothing = dict.fromkeys(("corpus_id", "generator_checkpoint", "seed", "trajectory"))
+    return training_row("search_zero", solver_messages(question, "short"), [answer], extra, nothing)
 
 
 def write_questions(checkpoints: Path, train: int, val: int, answers: Sequence[str] = ("Vell",)) -> None:

@@ -50,16 +50,14 @@ class _Arguments(BaseModel):
 
 class _Search(_Arguments):
     query: Annotated[
-        str,
-        Field(max_length=MAX_QUERY_CHARS, min_length=1, description="A short question or phrase."),
+        str, Field(max_length=MAX_QUERY_CHARS, min_length=1, description="A short question or phrase.")
     ]
     limit: Annotated[int, Field(ge=1, le=_MOST_PASSAGES, description="Most passages to return.")] = 5
 
 
 class _Ask(_Arguments):
     question: Annotated[
-        str,
-        Field(max_length=8192, min_length=1, description="One question that stands on its own."),
+        str, Field(max_length=8192, min_length=1, description="One question that stands on its own.")
     ]
 
 
@@ -169,7 +167,8 @@ async def _result(served: Await, params: CallToolRequestParams, tell: Tell) -> C
             limit.reschedule(began + max(PATIENCE_S, desk.askers[0].solver.deadline_s + _MARGIN_S))
             return await run(arguments, desk, search, tell)
     except ValidationError as error:
-        return _failed("; ".join(map(_in_words, error.errors(include_url=False))))
+        faults = error.errors(include_url=False)
+        return _failed("; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in faults))
     except TimeoutError:
         return _failed(_TOO_LATE)
     except Exception as error:  # A call's failure must not end the others' session.
@@ -233,10 +232,6 @@ def _done(parts: Sequence[str | None], content: BaseModel) -> CallToolResult:
 
 def _failed(words: str) -> CallToolResult:
     return CallToolResult(content=[TextContent(text=plain(words))], is_error=True)
-
-
-def _in_words(fault: Any) -> str:
-    return f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
 
 
 class Mcp:

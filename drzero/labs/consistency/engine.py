@@ -37,6 +37,11 @@ class Sampling:
     top_k: int = -1
     top: int = 0  # how many of the most probable ids to report at each position
 
+    @property
+    def filters(self) -> bool:
+        """Whether it excludes ids."""
+        return self.top_p < 1 or self.top_k > 0
+
 
 @dataclass(frozen=True)
 class Continued:

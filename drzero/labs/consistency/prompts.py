@@ -76,15 +76,12 @@ def _score_of(row: dict[str, Any]) -> tuple[str, Callable[[Trajectory], float]]:
     targets, info = row["reward_model"]["ground_truth"]["target"], row["extra_info"]
     if targets:
         return OF_SOLVER, functools.partial(_exact, targets, str(row["data_source"]))
-    return OF_CHALLENGER, functools.partial(_format, str(info["document"]), int(info["hop"] or 1))
+    document, hop = str(info["document"]), int(info["hop"] or 1)
+    return OF_CHALLENGER, lambda trajectory: challenger_reward(trajectory, document, hop, k=None).format
 
 
 def _exact(targets: Sequence[str], source: str, trajectory: Trajectory) -> float:
     return solver_reward(trajectory, targets, source).score
-
-
-def _format(document: str, hop: int, trajectory: Trajectory) -> float:
-    return challenger_reward(trajectory, document, hop, k=None).format
 
 
 def _questions(path: str, wording: Wording) -> list[ScoredRow]:

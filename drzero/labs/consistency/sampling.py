@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from scipy import stats
 
-from drzero.labs.consistency.engine import Continued
+from drzero.labs.consistency.engine import Continued, Sampling
 from drzero.labs.consistency.verdict import Case, Comparison, Tolerances
 
 ENOUGH = 10.0  # the check counts if a sampler without the filter would draw this many ids outside
@@ -25,27 +25,13 @@ _ADVICE = (
 )
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One way to sample."""
-
-    name: str
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-
-    @property
-    def filters(self) -> bool:
-        """Whether it excludes ids."""
-        return self.top_p < 1 or self.top_k > 0
-
-
-SETTINGS = (
-    Setting("temperature 1"),
-    Setting("temperature 0.5", temperature=0.5),
-    Setting("top-p 0.7", top_p=0.7),
-    Setting("top-k 3", top_k=3),
-)
+SETTINGS = {
+    "temperature 1": Sampling(1, 1.0),
+    "temperature 0.5": Sampling(1, 0.5),
+    "top-p 0.7": Sampling(1, 1.0, top_p=0.7),
+    "top-k 3": Sampling(1, 1.0, top_k=3),
+}
+"""By name, ways to draw one id."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +54,10 @@ def choose_places(sampled: Sequence[Continued], count: int) -> list[SampledPlace
 
 
 def check_sampling(
-    setting: Setting, drawn: Sequence[Sequence[int]], log_probs: Sequence[torch.Tensor], limits: Tolerances
+    name: str, drawn: Sequence[Sequence[int]], log_probs: Sequence[torch.Tensor], limits: Tolerances
 ) -> Comparison:
-    """The ids drawn at each place, against Transformers' log-probabilities (vocabulary,)."""
+    """The ids drawn at each place by a setting, against Transformers' log-probabilities (vocabulary,)."""
+    setting = SETTINGS[name]
     outside, had_it_been_ignored, tests = 0, 0.0, list[float]()
     cases = list[Case]()
     for place, (ids, row) in enumerate(zip(drawn, log_probs, strict=True)):
@@ -83,17 +70,15 @@ def check_sampling(
         tests += [] if p is None else [p]
         if out or (p is not None and p < limits.least_p):
             often = Counter(out or ids).most_common(5)
-            cases.append({"check": setting.name, "place": place, "p": p, "outside": len(out), "drawn": often})
+            cases.append({"check": name, "place": place, "p": p, "outside": len(out), "drawn": often})
     found, is_known = _in_words(setting, outside, had_it_been_ignored, tests, sum(map(len, drawn)))
     limit = f"{'none outside, ' if setting.filters else ''}p at least {limits.least_p:g}"
     fails = outside > 0 or any(not p >= limits.least_p for p in tests)
-    return Comparison(
-        setting.name, found, limit, False if fails else True if is_known else None, _ADVICE, cases
-    )
+    return Comparison(name, found, limit, False if fails else True if is_known else None, _ADVICE, cases)
 
 
 def _in_words(
-    setting: Setting, outside: int, ignored: float, tests: Sequence[float], draws: int
+    setting: Sampling, outside: int, ignored: float, tests: Sequence[float], draws: int
 ) -> tuple[str, bool]:
     """The finding, and whether a sampler that ignores the setting would have been caught."""
     p = f"frequencies p {min(tests):.2g}" if tests else "no position for a test of frequencies"
@@ -103,7 +88,7 @@ def _in_words(
     return f"{expected}, {p}", ignored >= ENOUGH
 
 
-def _kept(scaled: torch.Tensor, setting: Setting) -> tuple[torch.Tensor, torch.Tensor]:
+def _kept(scaled: torch.Tensor, setting: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids by probability, and how many of them the setting keeps."""
     order = scaled.argsort(descending=True, stable=True)
     probs = scaled.exp()[order]
@@ -116,7 +101,7 @@ def _kept(scaled: torch.Tensor, setting: Setting) -> tuple[torch.Tensor, torch.T
     return order, count
 
 
-def _allowed(scaled: torch.Tensor, setting: Setting, tie: float) -> torch.Tensor:
+def _allowed(scaled: torch.Tensor, setting: Sampling, tie: float) -> torch.Tensor:
     """Ids that may be drawn, including those only rounding excludes."""
     order, count = _kept(scaled, setting)
     if count == len(order):
@@ -130,7 +115,7 @@ def _allowed(scaled: torch.Tensor, setting: Setting, tie: float) -> torch.Tensor
     return allowed
 
 
-def _p_value(ids: Sequence[int], scaled: torch.Tensor, setting: Setting) -> float | None:
+def _p_value(ids: Sequence[int], scaled: torch.Tensor, setting: Sampling) -> float | None:
     """Pearson's test of the draws' frequencies. None with fewer than two cells."""
     order, count = _kept(scaled, setting)
     if setting.top_p < 1:
