@@ -29,7 +29,7 @@ from drzero.launch.runfile import read_runfile
 from drzero.launch.secrets import check_token, client_environment, dotenv_secret, named_secrets
 from drzero.launch.stacks import answering, run_stacks
 from drzero.launch.tunnel import public_address
-from drzero.launch.volumes import MOUNTS, NAMING, claims_name, volume_names
+from drzero.launch.volumes import MOUNTS, NAMING, name_beside, volume_names
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = client_environment(ROOT)
@@ -61,7 +61,7 @@ def _plan() -> tuple[Words | None, Request | None, ImageExtras, dict[str, str]]:
 
 WORDS, REQUEST, EXTRAS, NAMES = _plan()
 VOLUMES = {kind: modal.Volume.from_name(name, create_if_missing=True) for kind, name in NAMES.items()}
-TABLE = modal.Dict.from_name(claims_name(NAMES), create_if_missing=True)
+TABLE = modal.Dict.from_name(name_beside(NAMES, "claims"), create_if_missing=True)
 CLAIMS = Claims(TABLE)
 SECRET = dotenv_secret(ROOT)
 

@@ -248,26 +248,23 @@ def problems(loop: Loop, recoveries: Sequence[Recovery]) -> list[str]:
 def _prompt_problems(folder: Path) -> list[str]:
     """Each prompt of the partition once among accepted and rejected rows, each sample once in the journal."""
     config = OmegaConf.load(folder / "resolved.yaml")
-    rows = pq.read_table(config.data.train_files, columns=["extra_info"]).column("extra_info").to_pylist()
-    wanted = Counter(row["index"] for place, row in enumerate(rows) if place % PARTITIONS == 0)
-    accepted = [
-        row["index"]
-        for name in ("train", "val")
-        for row in pq.read_table(folder / f"{name}.parquet", columns=["extra_info"])
-        .column("extra_info")
-        .to_pylist()
-    ]
+    wanted = Counter(_indices(config.data.train_files)[::PARTITIONS])
+    accepted = [*_indices(folder / "train.parquet"), *_indices(folder / "val.parquet")]
     rejected = [json.loads(line)["prompt_index"] for line in _lines(folder / "rejects.jsonl")]
-    found = (
-        []
-        if Counter([*accepted, *rejected]) == wanted
-        else ["accepted and rejected do not hold each prompt once"]
-    )
+    found = []
+    if Counter([*accepted, *rejected]) != wanted:
+        found.append("accepted and rejected do not hold each prompt once")
     samples = [json.loads(line) for line in _lines(folder / "samples.jsonl")[1:]]
     drawn = Counter((sample["prompt_index"], sample["sample"]) for sample in samples)
     if drawn != Counter((index, sample) for index in wanted for sample in range(SAMPLES)):
         found.append("the journal does not hold each sample of each prompt once")
     return found
+
+
+def _indices(rows: str | Path) -> list[int]:
+    """The number of each row's prompt."""
+    column = pq.read_table(rows, columns=["extra_info"]).column("extra_info")
+    return [row["index"] for row in column.to_pylist()]
 
 
 def _training_problems(folder: Path, recoveries: Sequence[Recovery]) -> list[str]:

@@ -20,7 +20,8 @@ import json
 import pickle
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,13 +57,11 @@ Answer = Callable[[dict[str, Any]], Any]
 class Peer:
     """A server on loopback: its address, the JSON bodies it was sent, and with which keys it was asked."""
 
-    url: str
+    url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
     """Of all requests; None of one without."""
 
-
-StartPeer = Callable[..., Peer]
 
 # Files of whole runs take minutes and some 7 GB each. They run in two lanes of similar length, so that no
 # third run competes with two, and neither worker is left alone with one at the end. The files of the first
@@ -325,15 +324,28 @@ def queue():
         ray.shutdown()
 
 
+@contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Serve an application in a thread. Yields the base address of its model."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+
+
 @pytest.fixture
 def start_peer():
     # Start servers that answer POST requests at one path by a function, and GET requests by fixed
     # JSON.
-    running: list[tuple[uvicorn.Server, threading.Thread]] = []
+    running = ExitStack()
 
     def start(path: str, answer: Answer, fixed: Mapping[str, Any] | None = None) -> Peer:
-        listener = socket.create_server(("127.0.0.1", 0))
-        peer = Peer(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        peer = Peer()
 
         async def endpoint(request: Request) -> Response:
             peer.requests.append(await request.json())
@@ -349,16 +361,11 @@ def start_peer():
         app.add_api_route(path, endpoint, methods=["POST"])
         for other_path, content in (fixed or {}).items():
             app.add_api_route(other_path, _always(content))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=0))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
-        thread.start()
-        running.append((server, thread))
+        peer.url = running.enter_context(served(app)).removesuffix("/v1")
         return peer
 
-    yield start
-    for server, thread in running:
-        server.should_exit = True
-        thread.join(timeout=10)
+    with running:
+        yield start
 
 
 def _always(content: Any) -> Callable[[], Any]:

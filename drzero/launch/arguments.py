@@ -31,11 +31,13 @@ _OVERRIDE = rf"(?:{_QUOTED}|\[(?:{_QUOTED}|[^\[\]])*\]|\{{(?:{_QUOTED}|[^{{}}])*
 
 def _flag(taken_by: Sequence[str], meaning: str, least: int | None = None) -> Any:
     """A flag for the actions that read it. Another would ignore it. `least` makes it a number."""
-    return field(default=None, metadata={"taken_by": taken_by, "help": meaning, "least": least})
+    kind = {} if least is None else {"type": int}
+    return field(default=None, metadata={"taken_by": taken_by, "help": meaning, "least": least, "kind": kind})
 
 
 def _switch(action: str, meaning: str) -> Any:
-    return field(default=False, metadata={"taken_by": (action,), "help": f"with {action}: {meaning}"})
+    told = {"taken_by": (action,), "help": f"with {action}: {meaning}", "kind": {"action": "store_true"}}
+    return field(default=False, metadata=told)
 
 
 @dataclass
@@ -182,10 +184,7 @@ def _build(function: str) -> _Parser:
     else:
         parser.add_argument("--overrides", default="", help="several KEY=VALUE in one text")
     for flag, each in _FLAGS.items():
-        is_number = each.metadata.get("least") is not None
-        kind: dict[str, Any] = {"type": int} if is_number else {}
-        kind = {"action": "store_true"} if each.default is False else kind
-        parser.add_argument(f"--{flag}", help=each.metadata["help"], **kind)
+        parser.add_argument(f"--{flag}", help=each.metadata["help"], **each.metadata["kind"])
     return parser
 
 
@@ -193,11 +192,7 @@ def _checked(words: Words) -> Words:
     # `::train` without --stage trains.
     action = find_action(words.action or "train")
     for flag, each in _FLAGS.items():
-        value, actions, least = (
-            getattr(words, each.name),
-            each.metadata["taken_by"],
-            each.metadata.get("least"),
-        )
+        value, actions = getattr(words, each.name), each.metadata["taken_by"]
         if value is None or value is False:
             continue
         if action.name not in actions:
@@ -205,6 +200,7 @@ def _checked(words: Words) -> Words:
             raise LaunchError(
                 f"--{flag}: {action.name} does not read it{hint}. It is for {', '.join(actions)}"
             )
+        least = each.metadata.get("least")
         if least is not None and value < least:
             raise LaunchError(f"--{flag} {value}: must be {least} or more")
     if words.places and not action.of_stage and action.name not in _TAKES_PLACES:

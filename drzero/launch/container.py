@@ -106,8 +106,7 @@ class _Job:
         if self._money_ends < float("inf"):
             self._money_ends -= MARGIN_S
         self._artefacts = self.local / "artefacts.jsonl"
-        self._seen = 0
-        self._grew = False
+        self._seen = 0  # bytes of the list of complete files, which only grows
         state, before = _state(self.folder), (request.id, request.part - 1)
         follows = state is not None and (state["launch"], state["part"]) == before
         self._fruitless = int(state["fruitless"]) if state is not None and follows else 0
@@ -178,7 +177,6 @@ class _Job:
         if size == self._seen:
             return False
         self._seen = size
-        self._grew = True
         return True
 
     def _account(self) -> None:
@@ -210,7 +208,7 @@ class _Job:
         if not self.request.resumes:
             reason = "another call would start from the beginning: raise it"
             return outcome("failed", f"did not end within {timeout}, and {reason}")
-        if self._fruitless + (not self._grew) >= FRUITLESS_PARTS:
+        if self._fruitless + (not self._seen) >= FRUITLESS_PARTS:
             return outcome("failed", f"saved nothing in {FRUITLESS_PARTS} calls of {timeout}: raise it")
         return outcome(CONTINUES, "continues in another call")
 
@@ -227,7 +225,7 @@ class _Job:
             "action": self.request.action,
             "app": self.app_id,
             "began": self._began,
-            "fruitless": 0 if self._grew else self._fruitless + 1,
+            "fruitless": 0 if self._seen else self._fruitless + 1,
             "outcome": asdict(outcome) if outcome else None,
         }
         atomic_write(self.folder / "state.json", json.dumps(state, indent=1))

@@ -23,7 +23,7 @@ from drzero.recipe.settings.verl import OLD_KEYS, RENAMED, ROOTS
 
 FILE = Path(__file__).with_name("verl_keys.yaml")
 STAGES = ("challenger", "synthesize", "solver", "merge", "evaluate")
-"""The stages of a loop. `stages.STAGE.` starts an override of one."""
+"""The stages of a loop, as `drzero.loop.plan` has them. `stages.STAGE.` starts an override of one."""
 SOME = "some"
 OPEN = ("critic", "distillation", "global_profiler", "reward_model")
 """Parts of veRL's config that the recipe does not use, so their keys are not listed."""

@@ -23,7 +23,7 @@ from drzero.launch.environments import check_environment, is_task
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import ROOT, SOURCE
 from drzero.launch.image.pins import flash_attn_wheel
-from drzero.launch.known_keys import check_keys
+from drzero.launch.known_keys import STAGES, check_keys
 from drzero.launch.runfile import (
     GENERAL,
     RunFile,
@@ -41,8 +41,6 @@ AGENT = "agent:"  # an environment that is an agent of the user's
 WITH_TRAINER = "--with-trainer"
 CHECKS = ("check-services", "flow-test", *LABS)
 """Actions that only try parts of a run: never resumed or retried."""
-OF_AN_ITERATION = ("challenger", "synthesize", "solver", "merge", "evaluate")
-"""Stages of `drzero.loop.plan`, which a client without Hydra cannot import."""
 CHECK_TIMEOUT_S = 3600  # default time limit of a check, which is not retried
 SMOKE_TIMEOUT_S = 1800  # default time limit of the smoke test, so that a hang costs a dollar or two
 SMOKE_MAX_USD = 2
@@ -194,7 +192,7 @@ class _Launch:
             return "_".join(re.sub(r"[^A-Za-z0-9_.-]+", "-", part.strip("/")) for part in parts if part)
         if self.scores_model:
             return f"evaluate_{re.sub(r'[^A-Za-z0-9_.-]+', '_', (self.words.model or '').strip('/'))}"
-        if stage not in OF_AN_ITERATION:
+        if stage not in STAGES:
             return stage.replace("-", "_")
         return f"{stage}_iter{self.named('iteration') or (1 if self.iteration is None else self.iteration)}"
 
@@ -336,7 +334,7 @@ def _machine(launch: _Launch) -> tuple[Compute, str]:
     base, reason = file.base, f"{launch.machine_from} names it"
     if base is None:
         base, reason = _default_machine(launch)
-    if _flags_choose(launch.words):
+    if launch.words.gpu_type is not None or launch.words.gpu_count is not None:
         reason = "--gpu-type and --gpu-count choose it"
     machine = file.machine(base)
     if action.name in CHECKS:
@@ -347,10 +345,6 @@ def _machine(launch: _Launch) -> tuple[Compute, str]:
     if limit is not None and machine.max_usd == load_compute(base).max_usd:
         machine = machine.changed(max_usd=limit)
     return machine, reason
-
-
-def _flags_choose(words: Words) -> bool:
-    return words.gpu_type is not None or words.gpu_count is not None
 
 
 def _default_machine(launch: _Launch) -> tuple[str, str]:

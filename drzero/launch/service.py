@@ -21,7 +21,7 @@ from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import SOURCE, ImageExtras, cpu_image, gpu_image
 from drzero.launch.runfile import RunFile, read_runfile
 from drzero.launch.secrets import client_environment
-from drzero.launch.volumes import MOUNTS, NAMING, app_name, volume_names
+from drzero.launch.volumes import MOUNTS, NAMING, name_beside, volume_names
 
 PORT = 8000  # The service's port in its container. Modal serves it over TLS at another address.
 START_S = 1800
@@ -93,7 +93,7 @@ def _plan(service: Service, environment: Mapping[str, str]) -> Plan:
     # A container imports the app's file too, without the `.env`.
     env = {key: environment.get(key, "") for key in (*NAMING, *service.variables)} | {variable: path}
     shared = {"volumes": volumes, "secrets": [modal.Secret.from_dict(secrets)], "env": env}
-    return Plan(app_name(names, service.name), machine, words, extras, shared)
+    return Plan(name_beside(names, service.name), machine, words, extras, shared)
 
 
 def read_service_file(path: str) -> RunFile:

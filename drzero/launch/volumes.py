@@ -41,17 +41,8 @@ def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
     return names
 
 
-def claims_name(names: Mapping[str, str]) -> str:
-    """The Dict with the claims on these volumes."""
-    return _next_to(names, "claims")
-
-
-def app_name(names: Mapping[str, str], service: str) -> str:
-    """The app over these volumes: `search` or `agent`."""
-    return _next_to(names, service)
-
-
-def _next_to(names: Mapping[str, str], what: str) -> str:
+def name_beside(names: Mapping[str, str], what: str) -> str:
+    """The name of what goes with these volumes: the Dict `claims`, the app `search` or `agent`."""
     return names["corpus"].replace("corpus", what, 1)
 
 

@@ -30,6 +30,12 @@ def count(page: Page) -> int:
     return int(text.split()[0])
 
 
+def filtered(page: Page, name: str, text: str) -> int:
+    """The rows that pass the filters once this field has this text."""
+    page.fill(f"#filters input[name={name}]", text)
+    return count(page)
+
+
 def open_changed(page: Page) -> list[str]:
     """Where the conversations are from that the links of changed questions open."""
     opened = []
@@ -45,21 +51,15 @@ def open_changed(page: Page) -> list[str]:
 def use_table(page: Page) -> dict[str, Any]:
     """Filter, sort and open rows, the latter with the keyboard alone."""
     seen: dict[str, Any] = {"all": count(page)}
-    page.fill("#filters input[name=hop]", "2")
-    seen["of two hops"] = count(page)
+    seen["of two hops"] = filtered(page, "hop", "2")
     seen["hops shown"] = sorted(set(page.locator("#rows td[data-column=hop]").all_inner_texts()))
-    page.fill("#filters input[name=hop]", "")
-    count(page)
+    filtered(page, "hop", "")
     if page.locator("#filters input[name=stage]").count():
-        page.fill("#filters input[name=stage]", "evaluate")
-        count(page)
+        filtered(page, "stage", "evaluate")
         seen["columns of evaluations"] = page.locator("#rows th[data-column]:visible").all_inner_texts()
-        page.fill("#filters input[name=stage]", "")
-        count(page)
-    page.fill("#filters input[name=text]", "i look it up")  # only in the attempts
-    seen["with text"] = count(page)
-    page.fill("#filters input[name=text]", "")
-    count(page)
+        filtered(page, "stage", "")
+    seen["with text"] = filtered(page, "text", "i look it up")  # only in the attempts
+    filtered(page, "text", "")
     page.click("#rows th[data-column=score] button")
     page.click("#rows th[data-column=score] button")
     page.wait_for_selector('#rows th[data-column=score][aria-sort="descending"]')

@@ -1,7 +1,23 @@
-"""An environment of its own for a package that is no part of this project's."""
+"""What this project cannot have, for the tests of `make compat`: environments of their own, a browser."""
 
+import json
+import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+PLAYWRIGHT = "playwright==1.65.2"
+
+
+def only_by_make_compat(why: str, *, browser: bool = False) -> None:
+    """Skip the module that calls this, unless `make compat` runs it, and where a browser is missing."""
+    if not os.environ.get("DRZERO_COMPAT") or (browser and CHROMIUM is None):
+        pytest.skip(f"{why}: make compat", allow_module_level=True)
 
 
 def environment(tmp_path_factory, package):
@@ -11,3 +27,10 @@ def environment(tmp_path_factory, package):
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "--quiet", package], check=True)
     return python
+
+
+def driven(python: Path, script: str, *words: str, seconds: float = 500) -> Any:
+    """What a script of this folder saw in Chromium. Its Python has playwright."""
+    command = [str(python), str(Path(__file__).with_name(script)), str(CHROMIUM), *words]
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=seconds)
+    return json.loads(ran.stdout)

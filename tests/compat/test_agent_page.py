@@ -3,21 +3,14 @@
 make compat      # DRZERO_COMPAT=1; needs `chromium` on the path (Debian: apt-get install chromium)
 """
 
-import json
-import os
-import shutil
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
 from agent_service import HOSTILE, SENTENCE, Later, agent_service, passages, script
-from other_environment import environment
+from other_environment import PLAYWRIGHT, driven, environment, only_by_make_compat
 from scripted_search import serving
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-if not os.environ.get("DRZERO_COMPAT") or CHROMIUM is None:
-    pytest.skip("needs Chromium and an environment with playwright: make compat", allow_module_level=True)
+only_by_make_compat("needs Chromium and an environment with playwright", browser=True)
 
 SUPPORTED = "Found in a passage it read."
 UNSUPPORTED = "No passage it read contains this answer."
@@ -27,20 +20,13 @@ QUESTION = "Where does Velmar lie?"
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """A Python with playwright."""
-    return environment(tmp_path_factory, "playwright==1.65.2")
+    return environment(tmp_path_factory, PLAYWRIGHT)
 
 
 @pytest.fixture
 def visit(python, tmp_path):
     """Drive the page through one of the script's visits."""
-
-    def run(url, name):
-        drive = Path(__file__).parent / "drive_agent_page.py"
-        command = [str(python), str(drive), str(CHROMIUM), str(tmp_path), url, name]
-        ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=120)
-        return json.loads(ran.stdout)
-
-    return run
+    return lambda url, name: driven(python, "drive_agent_page.py", str(tmp_path), url, name, seconds=120)
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ make compat      # DRZERO_COMPAT=1; makes an environment with openai-agents
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
-import pytest
-from other_environment import environment
+from other_environment import environment, only_by_make_compat
 from scripted_search import serving
 from told_model import Told
 
@@ -18,8 +16,7 @@ from environments.row import Row
 from verl_ext.episodes import EpisodeLimits, play_row
 from verl_ext.method.chat import demo_chat_template
 
-if not os.environ.get("DRZERO_COMPAT"):
-    pytest.skip("makes an environment with openai-agents: make compat", allow_module_level=True)
+only_by_make_compat("makes an environment with openai-agents")
 
 AGENT = Path(__file__).parents[1] / "parts" / "agents_sdk.py"
 LIMITS = EpisodeLimits(prompt_tokens=512, response_tokens=512, tokens_per_turn=128)

@@ -3,18 +3,13 @@
 make compat      # DRZERO_COMPAT=1; needs `chromium` on the path (Debian: apt-get install chromium)
 """
 
-import json
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from other_environment import environment
+from other_environment import PLAYWRIGHT, driven, environment, only_by_make_compat
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-if not os.environ.get("DRZERO_COMPAT") or CHROMIUM is None:
-    pytest.skip("needs Chromium and an environment with playwright: make compat", allow_module_level=True)
+only_by_make_compat("needs Chromium and an environment with playwright", browser=True)
 
 ROOT = Path(__file__).parents[2]
 # What a newcomer types. One of these pages or sections must come first.
@@ -49,12 +44,8 @@ FIRST = {
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     subprocess.run(["make", "docs"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    python = environment(tmp_path_factory, "playwright==1.65.2")
-    script = Path(__file__).parent / "drive_docs.py"
-    command = [str(python), str(script), str(CHROMIUM), str(ROOT / "build" / "site"), *FIRST, "zzqx", ""]
-    return json.loads(
-        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=500).stdout
-    )
+    python = environment(tmp_path_factory, PLAYWRIGHT)
+    return driven(python, "drive_docs.py", str(ROOT / "build" / "site"), *FIRST, "zzqx", "")
 
 
 @pytest.mark.parametrize("phrase", FIRST)

@@ -4,18 +4,16 @@ make compat      # DRZERO_COMPAT=1; makes an environment with inspect-ai
 """
 
 import json
-import os
 import subprocess
 
 import pytest
 from made_run import challenger_row, challenger_run, lines
-from other_environment import environment
+from other_environment import environment, only_by_make_compat
 
 from drzero.runs.report.inspect_log import write_log
 from drzero.runs.run_folder import RunFolder
 
-if not os.environ.get("DRZERO_COMPAT"):
-    pytest.skip("makes an environment with inspect-ai: make compat", allow_module_level=True)
+only_by_make_compat("makes an environment with inspect-ai")
 
 READ = """
 import json, sys
@@ -46,8 +44,7 @@ def read(tmp_path_factory):
     done = subprocess.run(
         [python, "-c", READ, str(log.parent)], check=True, stdout=subprocess.PIPE, text=True
     )
-    found = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def test_the_log_is_listed_and_has_every_trajectory(read):

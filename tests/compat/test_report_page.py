@@ -5,21 +5,17 @@ make compat      # DRZERO_COMPAT=1; needs `chromium` on the path (Debian: apt-ge
 DRZERO_REPORT_RUN=outputs/checkpoints/demo adds the folder of a real run.
 """
 
-import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 from made_run import challenger_row, challenger_run, event, lines, loop_run
-from other_environment import environment
+from other_environment import PLAYWRIGHT, driven, environment, only_by_make_compat
 
 from drzero.runs.report.write import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-if not os.environ.get("DRZERO_COMPAT") or CHROMIUM is None:
-    pytest.skip("needs Chromium and an environment with playwright: make compat", allow_module_level=True)
+only_by_make_compat("needs Chromium and an environment with playwright", browser=True)
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e \ud83d <!-- {{7*7}}"
 MANY = 10_000
@@ -53,18 +49,14 @@ def runs(folder):
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
-    return environment(tmp_path_factory, "playwright==1.65.2")
+    return environment(tmp_path_factory, PLAYWRIGHT)
 
 
 @pytest.fixture(scope="module")
 def seen(python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("pages")
     pages = {name: str(write_report(run)) for name, run in runs(folder).items()}
-    script = Path(__file__).parent / "drive_page.py"
-    command = [str(python), str(script), str(CHROMIUM), str(folder), *pages.values()]
-    found = json.loads(
-        subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=500).stdout
-    )
+    found = driven(python, "drive_page.py", str(folder), *pages.values())
     return {name: found[path] for name, path in pages.items()}
 
 

@@ -3,20 +3,19 @@
 make compat      # DRZERO_COMPAT=1; downloads 6 MB
 """
 
-import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from other_environment import only_by_make_compat
 
 from drzero.launch.image.pins import SGLANG_IMAGE
 from verl_ext.sglang.compat import NEEDS, PINNED
 from verl_ext.sglang.source import Source
 
-if not os.environ.get("DRZERO_COMPAT"):
-    pytest.skip("downloads SGLang's wheel: make compat", allow_module_level=True)
+only_by_make_compat("downloads SGLang's wheel")
 
 
 @pytest.fixture(scope="module")

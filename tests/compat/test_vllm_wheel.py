@@ -3,7 +3,6 @@
 make compat      # DRZERO_COMPAT=1; downloads 280 MB
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -11,12 +10,12 @@ import zipfile
 from importlib import metadata
 
 import pytest
+from other_environment import only_by_make_compat
 
 from drzero.stages.services import _PARSERS
 from drzero.stages.startup_signs import VLLM
 
-if not os.environ.get("DRZERO_COMPAT"):
-    pytest.skip("downloads vLLM's wheel: make compat", allow_module_level=True)
+only_by_make_compat("downloads vLLM's wheel")
 
 # Where a sign's line is written, if not as it is read.
 SIGNS = {"Loading safetensors checkpoint shards": 'loading_desc = "Loading safetensors checkpoint shards"'}

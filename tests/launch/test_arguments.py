@@ -25,7 +25,6 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
     [
         ("--action chalenger", "did you mean 'challenger'?"),
         ("--action challenger --modle x", "did you mean '--model'?"),
-        ("--action challenger --iteration", "--iteration"),
         ("--action challenger --iteration two", "--iteration"),
         ("--action challenger --steps 0", "--steps 0: must be 1 or more"),
         ("--action merge --steps 3", "--steps: merge does not read it. It is for challenger"),
@@ -34,9 +33,6 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
             "--stage: train does not read it: use --action solver",
         ),
         ("--action evolve --iteration 2", "--iteration: evolve does not read it"),
-        ("--action status --gpu-type H100", "--gpu-type: status does not read it"),
-        ("--action upload x --model y", "--model: upload does not read it"),
-        ("--action solver --seconds 30", "--seconds: solver does not read it. It is for flow-test"),
         ("--action evaluate --serve-gpus 2", "--serve-gpus: evaluate does not read it. It is for challenger"),
         ("--action solver --serve-gpus 0", "--serve-gpus 0: must be 1 or more"),
         ("--action solver --trainer-gpu-ids 0,1", "go together, or --serve-gpus alone"),
@@ -48,10 +44,6 @@ def test_flags_and_any_number_of_overrides_come_in_any_order():
         (
             "--action solver --trainer-gpu-ids 0,1 --inference-gpu-ids 1,2",
             "--trainer-gpu-ids 0,1 --inference-gpu-ids 1,2: name each GPU of the machine once, 0 to 3",
-        ),
-        (
-            "--action solver --trainer-gpu-ids 0,0 --inference-gpu-ids 1",
-            "each GPU of the machine once, 0 to 2",
         ),
         (
             "--action solver --trainer-gpu-ids 0,1 --inference-gpu-ids 2,3 --gpu-count 8",
@@ -142,7 +134,6 @@ def test_help_lists_actions_and_flags(capsys):
     [
         ("train --stage merge", "--stage merge: use train, challenger, solver or evolve"),
         ("train --stage solvr", "did you mean 'solver'?"),
-        ("train --steps -1", "--steps -1: must be 1 or more"),
         ("trian --steps 1", "::trian: no such entry point .did you mean 'train'?"),
         ("train --stpes 1", "--stpes: no such flag .did you mean '--steps'?"),
         ("train --stage train --iteration 3", "--iteration: train does not read it"),

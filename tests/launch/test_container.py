@@ -108,11 +108,13 @@ def test_a_call_that_had_ended_is_not_repeated_and_a_new_launch_of_the_run_is_ru
     assert console.stat().st_size > size
 
 
-def test_a_stage_that_fails_is_an_error_that_modal_sees(mounts):
-    checkpoints = DiskVolume("checkpoints")
-    with pytest.raises(LaunchError, match="exit code 2"):
-        run_job(request_of("merge", "no.such.key=1"), volumes(checkpoints=checkpoints))
-    assert checkpoints.state["state"] == "failed"
+def test_a_stage_that_fails_is_an_error_that_modal_sees_and_its_retry_is_run(mounts):
+    request, checkpoints = request_of("merge", "no.such.key=1"), DiskVolume("checkpoints")
+    for _ in range(2):
+        with pytest.raises(LaunchError, match="exit code 2"):
+            run_job(request, volumes(checkpoints=checkpoints))
+        assert checkpoints.state["state"] == "failed"
+    assert len(Spend(launch_folder("merge_iter1")).calls) == 2
 
 
 STALLED = """
@@ -144,14 +146,6 @@ def test_a_call_whose_run_a_stall_has_ended_fails_with_its_verdict_in_one_line(m
         )
     assert str(failed.value) == checkpoints.state["message"] == said
     assert f"[launch] {said}; $" in capfd.readouterr().out
-
-
-def test_a_failed_call_that_is_retried_is_run(mounts):
-    request = request_of("merge", "no.such.key=1")
-    for _ in range(2):
-        with pytest.raises(LaunchError):
-            run_job(request, volumes())
-    assert len(Spend(launch_folder("merge_iter1")).calls) == 2
 
 
 def fast_clock() -> Callable[[], float]:

@@ -17,7 +17,6 @@ from drzero.launch.environments import as_text, check_environment
 from drzero.launch.errors import LaunchError
 from drzero.launch.image.image import ImageExtras, with_packages_of
 from drzero.launch.request import Request, resolve
-from drzero.launch.runfile import read_runfile
 from drzero.ops.versions import pinned
 from drzero.preflight.finding import Finding, Severity
 from drzero.preflight.run import preflight
@@ -223,11 +222,6 @@ class TestNames:
 
 
 class TestWhatFollows:
-    def test_several_gpus_bring_a_machine_for_them_and_keep_the_call(self):
-        machine = action("train --env wordle --gpu-type H100 --gpu-count 8").compute
-        assert (machine.name, machine.type, machine.count, machine.timeout) == ("8xh100", "H100", 8, 14400)
-        assert machine.memory > 32768
-
     @pytest.mark.parametrize("file", ["", f" --config-path {GENERAL}"])
     def test_what_an_environment_needs_of_the_general_machine_is_not_asked_of_several_gpus(self, file):
         line = "train --env {} --gpu-type H100 --gpu-count 8" + file
@@ -281,10 +275,6 @@ class TestWhatFollows:
         assert shown.startswith(f"python {script} compute=") and "steps=3" in shown
         assert action(f"train --config-path {file} --env textarena").script is None
         assert action(f"evaluate --config-path {file}").script is None
-
-    def test_without_one_drzero_train_trains_in_every_environment(self):
-        assert read_runfile(GENERAL).scripts_by_env == {}
-        assert action("train --env wordle").shown[:2] == ("drzero", "train")
 
     @pytest.mark.slow("the command line in a process of its own; the first tier has what the launch asks for")
     def test_the_script_of_the_docs_trains_with_what_the_launch_asks_for_and_ends_as_it_does(self, tmp_path):

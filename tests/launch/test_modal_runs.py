@@ -65,16 +65,14 @@ def uploaded(plane, checkout, speaking_model, tmp_path_factory):
     world = tmp_path_factory.mktemp("world")
     write_world(generate_world(0, "run", passages=60), world)
     for words in ([str(world / "corpus.jsonl")], [str(speaking_model), "models/tiny"]):
-        done = run_action(plane, checkout, "upload", *words)
-        assert done.code == 0, done.stdout + done.stderr
+        run_action(plane, checkout, "upload", *words).succeeded()
 
 
 @pytest.fixture(scope="module")
 def prepared(plane, checkout, uploaded):
     sizes = ["rows=60", "heldout_rows=0", "source=${paths.corpus}/corpus.jsonl"]
     model = ["--model", "demo-policy", "base_model=${paths.corpus}/models/tiny"]
-    done = run_action(plane, checkout, "prepare-data", *model, *sizes, seconds=RUN_LIMIT_S)
-    assert done.code == 0, done.stdout + done.stderr
+    run_action(plane, checkout, "prepare-data", *model, *sizes, seconds=RUN_LIMIT_S).succeeded()
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +127,7 @@ def usd(call: dict[str, Any]) -> float:
 
 class TestCutAndContinued:
     def test_the_run_is_finished_by_a_second_call_of_the_same_function(self, plane, cut):
-        assert cut.done.code == 0, cut.done.stdout[-6000:] + cut.done.stderr
+        cut.done.succeeded()
         # A slow machine may need a third.
         *others, last = parts(plane)
         assert [part.result["state"] for part in (*others, last)] == [*["continue"] * len(others), "finished"]
@@ -183,12 +181,10 @@ class TestOutOfMoney:
 
 class TestAfterwards:
     def test_status_has_state_and_cost_of_the_launch(self, plane, checkout, out_of_money):
-        done = run_action(plane, checkout, "status")
-        assert done.code == 0, done.stdout + done.stderr
+        done = run_action(plane, checkout, "status").succeeded()
         (line,) = [line for line in done.stdout.splitlines() if RUN in line]
         assert "out of money" in line
 
     def test_diagnose_reads_the_run(self, plane, checkout, out_of_money):
-        done = run_action(plane, checkout, "diagnose", RUN)
-        assert done.code == 0, done.stdout + done.stderr
+        done = run_action(plane, checkout, "diagnose", RUN).succeeded()
         assert "out of time" in done.stdout

@@ -36,8 +36,7 @@ def agent_as_shipped(**environment):
 
 
 def test_a_deployed_search_is_one_machine_with_the_corpus_that_stays(plane, checkout):
-    done = deploy(plane, checkout, "search")
-    assert done.code == 0, done.stdout + done.stderr
+    done = deploy(plane, checkout, "search").succeeded()
     assert "https://search.modal.invalid" in done.stdout
     spec = plane.functions["search"]
     assert (spec.web_server_port, spec.min_containers, spec.max_containers) == (PORT, 1, 1)
@@ -56,8 +55,7 @@ def test_a_deployed_search_is_one_machine_with_the_corpus_that_stays(plane, chec
 def test_a_deployed_agent_is_at_most_one_gpu_that_runs_only_when_asked(
     environment, gpu, price, plane, checkout
 ):
-    done = deploy(plane, checkout, "agent", **environment)
-    assert done.code == 0, done.stdout + done.stderr
+    done = deploy(plane, checkout, "agent", **environment).succeeded()
     first, *_ = done.stdout.splitlines()
     assert gpu in first and price in first and "https://agent.modal.invalid" in done.stdout
     spec = plane.functions["agent"]
@@ -96,8 +94,9 @@ def test_people_who_share_a_workspace_have_a_service_each(service, plane, checko
 
 
 def test_a_container_is_given_its_own_secrets_alone(plane, tmp_path):
-    done = deploy(plane, make_checkout(tmp_path, dotenv=False), "search", RETRIEVAL_TOKEN="from-the-shell")
-    assert done.code == 0, done.stdout + done.stderr
+    deploy(
+        plane, make_checkout(tmp_path, dotenv=False), "search", RETRIEVAL_TOKEN="from-the-shell"
+    ).succeeded()
     assert given(plane, "search") == {
         **{"RETRIEVAL_TOKEN": "from-the-shell", "HF_TOKEN": "", "CHROMA_API_KEY": ""},
         **{**SHARED, "DRZERO_SEARCH_FILE": "config/runs/search.yaml"},
@@ -202,8 +201,7 @@ def container(request, plane, prepared, trained, tmp_path):
     service, override = request.param
     checkout = make_checkout(tmp_path / "checkout", dotenv=True)
     (checkout / f"config/runs/{service}.yaml").write_text(f"compute: cpu\noverrides: [{override}]")
-    done = deploy(plane, checkout, service)
-    assert done.code == 0, done.stdout + done.stderr
+    deploy(plane, checkout, service).succeeded()
     (checkout / ".env").unlink()
     port = unused_port()
     module = f"modal_{service}"

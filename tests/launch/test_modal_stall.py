@@ -115,7 +115,7 @@ def launched(plane: ControlPlane, name: str) -> str:
 
 
 def test_a_running_launch_says_where_its_processes_stand(looked):
-    assert looked.code == 0, looked.stdout + looked.stderr
+    looked.succeeded()
     assert f"/{RUN}: " in looked.stdout and "Python processes, read in" in looked.stdout
     assert "(drzero/hanging.py:" in looked.stdout, "the trainer"
     assert "_until_its_end (drzero/ops/supervisor.py:" in looked.stdout, "the stage that supervises it"
@@ -142,8 +142,7 @@ def test_a_run_that_hangs_is_resumed_once_and_then_ends_its_call_with_the_verdic
 
 def test_status_has_the_verdict(plane, checkout, ended):
     plane.answer_no_more("ask")
-    done = run_action(plane, checkout, "status")
-    assert done.code == 0, done.stdout + done.stderr
+    done = run_action(plane, checkout, "status").succeeded()
     assert f"{RUN} stalled and was stopped: trainer (pid " in done.stdout
 
 

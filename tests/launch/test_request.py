@@ -24,16 +24,9 @@ def launch(line, tmp_path=None, file=""):
 
 def test_a_stage_becomes_the_words_that_are_typed_locally():
     request = launch("challenger --iteration 2 --model qwen2.5-7b --steps 3 +trainer.foo=1")
-    assert request.command == (
-        *(
-            "challenger",
-            "compute=8xh100",
-            "compute.max_usd=900",
-            "model=qwen2.5-7b",
-            "iteration=2",
-            "steps_per_iteration=3",
-        ),
-        "+trainer.foo=1",
+    assert " ".join(request.command) == (
+        "challenger compute=8xh100 compute.max_usd=900 model=qwen2.5-7b iteration=2 steps_per_iteration=3 "
+        "+trainer.foo=1"
     )
     assert (request.name, request.preflight) == ("challenger_iter2", True)
 
@@ -330,7 +323,6 @@ def test_hop_ratio_names_the_prompts_that_are_written_and_those_that_are_read(ac
         ("challenger --env dem", "", "did you mean 'demo'"),
         ("prepare-data --hop-ratio four", "", "give the weights"),
         ("solver --hop-ratio 1:1", "", "not solver"),
-        ("challenger --num-examples 3", "", "--num-examples is for evaluate"),
         ("challenger", "modle: x", "modle: no such key (did you mean 'model'?)"),
         ("challenger", "steps: many", "steps: 'many' is not int"),
         ("challenger", "image: {pypi: [x]}", "image.pypi"),
@@ -343,14 +335,11 @@ def test_hop_ratio_names_the_prompts_that_are_written_and_those_that_are_read(ac
         ("challenger", "models_by_env: {demo: 3}", "models_by_env: 3 is not text"),
         ("challenger compute.cpu=many", "", "cpu is 'many', not a number of cores"),
         ("challenger compute.cpu=[", "", "no value of a machine"),
-        ("challenger trainer.save_frek=5", "", "did you mean 'trainer.save_freq'?"),
         ("challenger", "overrides: [trainer.save_frek=5]", "did you mean 'trainer.save_freq'?"),
         ("preflight solvr", "", "did you mean 'solver'?"),
         ("preflight --stage smoke", "", "no such stage"),
         ("check-services synthesize", "", "no such stage"),
         ("check-services train", "", "no such stage"),
-        ("challenger --with-trainer", "", "does not read it. It is for check-services"),
-        ("challenger run.name=täst", "", "run.name=täst: it names a folder"),
         ("challenger run.name=../x", "", "run.name=../x: it names a folder"),
     ],
 )

@@ -258,17 +258,12 @@ def sync(*, slept: float = 3.0, left: float = 0.01, sent: float = 2.0) -> str:
     return "\n".join(logged(moment, memory) for moment, memory in moments) + "\n"
 
 
-def steps_of(**changes: float) -> Steps:
-    step = {
-        "actor/rollout_corr/kl": 2e-3,
-        "drzero/rollout/token_drift_rate": 0.0,
-        "drzero/failures/share": 0.0,
-    }
-    return {
-        1: step,
-        2: step,
-        3: {**step, **{key.replace("__", "/"): value for key, value in changes.items()}},
-    }
+GAP, DRIFT, FAILURES = "actor/rollout_corr/kl", "drzero/rollout/token_drift_rate", "drzero/failures/share"
+GOOD = {GAP: 2e-3, DRIFT: 0.0, FAILURES: 0.0}
+
+
+def steps_of(changes: dict[str, float]) -> Steps:
+    return {1: GOOD, 2: GOOD, 3: GOOD | changes}
 
 
 def witness(tmp_path: Path, schedulers: tuple[str, ...] = ("_TP0", "_TP1") * 2, flash: int = 2) -> Witness:
@@ -285,7 +280,7 @@ def unproven(needs: Needs, seen: Witness, log: str, steps: Steps) -> dict[str, s
 
 
 def test_a_run_that_used_every_mechanism_has_proven_each(needs, tmp_path):
-    judged = list(verdicts(needs, witness(tmp_path), sync() * 4, steps_of()))
+    judged = list(verdicts(needs, witness(tmp_path), sync() * 4, steps_of({})))
     assert [each.mechanism for each in judged if each.proven] == [
         *("tensor parallelism", "weight sync", "sleep and wake", "offload", "flash-attn in training"),
         *("the recorder's pipes", "no token drift", "no failures"),
@@ -299,8 +294,8 @@ def test_a_run_that_used_every_mechanism_has_proven_each(needs, tmp_path):
     [
         ("tensor parallelism", {"schedulers": ("_TP0", "_TP1", "_TP0")}, "1 of 2 of rank 1"),
         ("tensor parallelism", {"schedulers": ("", "")}, "0 of 2 of rank 1"),
-        ("weight sync", {"kl": 5.3}, "differ by 5.3 at most"),
-        ("weight sync", {"kl": float("nan")}, "differ by nan at most"),
+        ("weight sync", {"steps": {GAP: 5.3}}, "differ by 5.3 at most"),
+        ("weight sync", {"steps": {GAP: float("nan")}}, "differ by nan at most"),
         ("sleep and wake", {"log": sync() * 2}, "seen in 2 of 3 steps"),
         ("sleep and wake", {"log": sync(slept=0.2) * 4}, "seen in 0 of 3 steps"),
         ("sleep and wake", {"log": sync().partition(AWAKE)[0] * 4}, "seen in 0 of 3 steps"),
@@ -312,19 +307,13 @@ def test_a_run_that_used_every_mechanism_has_proven_each(needs, tmp_path):
             "1.84 GiB in a rank whose part of the weights is 0.92",
         ),
         ("flash-attn in training", {"flash": 1}, "1 of 2 ranks"),
-        ("no token drift", {"drift": 0.125}, "12.50% at most in 3 steps"),
-        ("no failures", {"failures": 0.5}, "50.00% at most"),
+        ("no token drift", {"steps": {DRIFT: 0.125}}, "12.50% at most in 3 steps"),
+        ("no failures", {"steps": {FAILURES: 0.5}}, "50.00% at most"),
     ],
 )
 def test_a_run_without_one_of_them_has_not_proven_it_and_says_why(needs, tmp_path, mechanism, changes, why):
-    names = {
-        "kl": "actor__rollout_corr__kl",
-        "drift": "drzero__rollout__token_drift_rate",
-        "failures": "drzero__failures__share",
-    }
-    steps = steps_of(**{names[key]: value for key, value in changes.items() if key in names})
     seen = witness(tmp_path, **{key: changes[key] for key in ("schedulers", "flash") if key in changes})
-    found = unproven(needs, seen, changes.get("log", sync() * 4), steps)
+    found = unproven(needs, seen, changes.get("log", sync() * 4), steps_of(changes.get("steps", {})))
     assert mechanism in found and why in found[mechanism]
     # A sync that was cut off shows no offload either.
     assert found.keys() <= {mechanism, "offload"}
@@ -332,7 +321,7 @@ def test_a_run_without_one_of_them_has_not_proven_it_and_says_why(needs, tmp_pat
 
 def test_an_engine_that_started_with_the_weights_proves_no_sync(needs, tmp_path):
     loaded = dataclasses.replace(needs, dummy_weights=False)
-    found = unproven(loaded, witness(tmp_path), sync() * 4, steps_of())
+    found = unproven(loaded, witness(tmp_path), sync() * 4, steps_of({}))
     assert list(found) == ["weight sync"] and "had started with these weights" in found["weight sync"]
 
 
@@ -345,8 +334,7 @@ def test_a_run_without_steps_proves_nothing_but_its_processes(needs, tmp_path):
 @given(gap=st.floats(0, 10), steps=st.integers(1, 5))
 def test_the_gap_between_engine_and_actor_is_the_largest_of_all_steps(gap, steps):
     needs = Needs(False, 1, True, {}, False, 0.25, False, None, False, True, 0)
-    good = {"drzero/rollout/token_drift_rate": 0.0, "drzero/failures/share": 0.0}
-    measured = {step: {**good, "actor/rollout_corr/kl": -gap / step} for step in range(1, steps + 1)}
+    measured = {step: GOOD | {GAP: -gap / step} for step in range(1, steps + 1)}
     (sync_, *_) = verdicts(needs, Witness(Path("/nonexistent")), "", measured)
     assert sync_.proven == (gap <= LARGEST_GAP)
 

@@ -1,11 +1,11 @@
-"""Names of the volumes, and where a container finds them."""
+"""Names of the volumes."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from drzero.launch.errors import LaunchError
-from drzero.launch.volumes import place, volume_names
+from drzero.launch.volumes import volume_names
 
 WORD = st.from_regex(r"[A-Za-z0-9_.-]{1,20}", fullmatch=True)
 
@@ -37,10 +37,3 @@ def test_an_experimenter_has_volumes_of_her_own(who, what):
 def test_names_that_modal_would_refuse_are_refused_here(environment):
     with pytest.raises(LaunchError, match="EXPERIMENT"):
         volume_names(environment)
-
-
-def test_a_container_has_them_at_their_mounts_or_in_the_folders_that_its_environment_sets(monkeypatch):
-    monkeypatch.delenv("DRZERO_MOUNT_CORPUS", raising=False)
-    assert str(place("corpus")) == "/corpus"
-    monkeypatch.setenv("DRZERO_MOUNT_CORPUS", "elsewhere")
-    assert str(place("corpus")) == "elsewhere"

@@ -85,10 +85,9 @@ def launched(folder: Path, corpus: Path, model: Path) -> Iterator[LaunchedLoop]:
     with stage_plane(folder / "plane") as plane:
         with _command_lines() as seen:
             uploads = [
-                run_action(plane, checkout, "upload", str(source), target)
+                run_action(plane, checkout, "upload", str(source), target).succeeded()
                 for source, target in ((corpus, "/"), (model, "models/tiny"), (model, "models/tiny"))
             ]
-            assert [sent.code for sent in uploads] == [0, 0, 0], uploads[0].stdout + uploads[0].stderr
             client = start_action(plane, checkout, "evolve", *launch_words())
             journal = plane.volume(CHECKPOINTS).folder / CUT / "samples.jsonl"
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conftest import served
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
-from served_model import served
 
 MODEL, KEY = "scripted-model", "sk-planted-0123456789abcdef"
 TOWNS = ("Drosken", "Velmar", "Ostrel", "Kestmoor", "Brisfal", "Tolvane")

@@ -1,8 +1,8 @@
 """A Modal on loopback, against which the launcher's tests run the unmodified `modal` command line.
 
     with ControlPlane(tmp_path) as plane:
-        done = plane.modal("run", "modal_train.py", "--action", "preflight", cwd=checkout)
-        assert done.code == 0, done.stderr
+        plane.modal("run", "modal_train.py", "--action", "preflight", cwd=checkout).succeeded()
+
 `ControlPlane` is a server in this process with the protocol of the `modal` package (`modal_proto`). Client
 and container are real: each attempt of a call is a process of Modal's own entrypoint, in a folder with the
 app's mounted files, with the image's environment and the secrets' values.
@@ -19,8 +19,8 @@ As Modal documents it:
 - The client has only modal, PyYAML and python-dotenv (`client.py`).
 
 Missing is what the launcher does not use: builds of images, classes, generators, schedules, GPUs, background
-commits, Modal's limits. At the address of a web function or a tunnel nobody answers. Requests without a
-handler are refused.
+commits, read-only volumes, Modal's limits. At the address of a web function or a tunnel nobody answers.
+Requests without a handler are refused.
 
 A mount such as `/corpus` cannot exist here, so `DRZERO_MOUNT_CORPUS` has its folder. Such paths in the app's
 environment, as in `HF_HOME=/cache/hub`, are replaced.

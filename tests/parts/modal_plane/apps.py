@@ -11,14 +11,13 @@ spawns, not calls, for `modal run --detach app.py::function`: what works here wo
 import asyncio
 from collections.abc import AsyncIterator
 
-from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
 from modal_plane.calls import Calls
 from modal_plane.containers import Containers
 from modal_plane.objects import BUILDER_VERSION
-from modal_plane.servicer import Caller
+from modal_plane.servicer import CALLER, Reply
 from modal_plane.state import ENVIRONMENT, App, State, content_id, new_id
 
 
@@ -29,51 +28,34 @@ class AppHandlers:
         self._containers = containers
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ClientHello(self, request: Empty, caller: Caller) -> api_pb2.ClientHelloResponse:
-        return api_pb2.ClientHelloResponse()
-
-    async def EnvironmentGetOrCreate(
-        self, request: api_pb2.EnvironmentGetOrCreateRequest, caller: Caller
-    ) -> api_pb2.EnvironmentGetOrCreateResponse:
+    async def EnvironmentGetOrCreate(self, request: api_pb2.EnvironmentGetOrCreateRequest) -> Reply:
         settings = api_pb2.EnvironmentSettings(image_builder_version=BUILDER_VERSION)
-        return api_pb2.EnvironmentGetOrCreateResponse(
+        return dict(
             environment_id=content_id("en", ENVIRONMENT.encode()),
             metadata=api_pb2.EnvironmentMetadata(name=ENVIRONMENT, settings=settings),
         )
 
-    async def AppCreate(self, request: api_pb2.AppCreateRequest, caller: Caller) -> api_pb2.AppCreateResponse:
+    async def AppCreate(self, request: api_pb2.AppCreateRequest) -> Reply:
         detached = request.app_state == api_pb2.APP_STATE_DETACHED
-        app = App(new_id("ap"), request.description, detached, caller.peer)
+        app = App(new_id("ap"), request.description, detached, CALLER.get().peer)
         self._state.apps[app.id] = app
-        return api_pb2.AppCreateResponse(app_id=app.id, app_page_url=f"http://127.0.0.1/apps/{app.id}")
+        return dict(app_id=app.id, app_page_url=f"http://127.0.0.1/apps/{app.id}")
 
-    async def AppGetByDeploymentName(
-        self, request: api_pb2.AppGetByDeploymentNameRequest, caller: Caller
-    ) -> api_pb2.AppGetByDeploymentNameResponse:
-        return api_pb2.AppGetByDeploymentNameResponse()  # each deployment is the first of its name
-
-    async def AppPublish(
-        self, request: api_pb2.AppPublishRequest, caller: Caller
-    ) -> api_pb2.AppPublishResponse:
+    async def AppPublish(self, request: api_pb2.AppPublishRequest) -> Reply:
         app = self._app(request.app_id)
         app.functions = {tag: self._state.functions[fid] for tag, fid in request.function_ids.items()}
         app.state = "running"
-        return api_pb2.AppPublishResponse()
+        return {}
 
-    async def AppHeartbeat(self, request: api_pb2.AppHeartbeatRequest, caller: Caller) -> Empty:
-        return Empty()
-
-    async def AppClientDisconnect(self, request: api_pb2.AppClientDisconnectRequest, caller: Caller) -> Empty:
+    async def AppClientDisconnect(self, request: api_pb2.AppClientDisconnectRequest) -> Reply:
         self._leave(self._app(request.app_id))
-        return Empty()
+        return {}
 
-    async def AppStop(self, request: api_pb2.AppStopRequest, caller: Caller) -> Empty:
+    async def AppStop(self, request: api_pb2.AppStopRequest) -> Reply:
         await self.stop(self._app(request.app_id))
-        return Empty()
+        return {}
 
-    async def AppGetLogs(
-        self, request: api_pb2.AppGetLogsRequest, caller: Caller
-    ) -> AsyncIterator[api_pb2.TaskLogsBatch]:
+    async def AppGetLogs(self, request: api_pb2.AppGetLogsRequest) -> AsyncIterator[api_pb2.TaskLogsBatch]:
         app = self._app(request.app_id)
         position = int(request.last_entry_id or 0)
         deadline = asyncio.get_running_loop().time() + request.timeout
@@ -84,7 +66,7 @@ class AppHandlers:
                     yield app.log.batches[position - 1]
                 remaining = deadline - asyncio.get_running_loop().time()
                 # The client of a detached app need not wait for the calls that continue.
-                left = app.state == "disconnected" and caller.peer == app.creator
+                left = app.state == "disconnected" and CALLER.get().peer == app.creator
                 if app.log.closed or left:
                     yield api_pb2.TaskLogsBatch(app_done=True)
                     return
@@ -92,7 +74,7 @@ class AppHandlers:
                     return
                 await app.log.bell.wait(remaining)
         except (asyncio.CancelledError, GeneratorExit):
-            if caller.peer == app.creator:
+            if CALLER.get().peer == app.creator:
                 self._leave(app)
             raise
 

@@ -13,7 +13,7 @@ from aiohttp import web
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
-from modal_plane.servicer import Caller
+from modal_plane.servicer import Reply
 
 BLOCK = 8 * 2**20
 """Bytes of a block. A volume's files are downloaded block by block."""
@@ -91,19 +91,17 @@ class Blobs:
         query = urllib.parse.urlencode({"path": path, "start": start, "length": length})
         return f"{self.url}/file/{volume_id}?{query}"
 
-    async def BlobCreate(
-        self, request: api_pb2.BlobCreateRequest, caller: Caller
-    ) -> api_pb2.BlobCreateResponse:
+    async def BlobCreate(self, request: api_pb2.BlobCreateRequest) -> Reply:
         blob_id = f"bl-{uuid.uuid4().hex[:22]}"
         known = base64.b64decode(request.content_sha256_base64).hex()
         if known in self._contents:
             self._hashes[blob_id] = known
         urls = api_pb2.UploadUrlList(items=[f"{self.url}/blob/{blob_id}"])
-        return api_pb2.BlobCreateResponse(blob_id=blob_id, blob_ids=[blob_id], upload_urls=urls)
+        return dict(blob_id=blob_id, blob_ids=[blob_id], upload_urls=urls)
 
-    async def BlobGet(self, request: api_pb2.BlobGetRequest, caller: Caller) -> api_pb2.BlobGetResponse:
+    async def BlobGet(self, request: api_pb2.BlobGetRequest) -> Reply:
         self.sha256(request.blob_id)
-        return api_pb2.BlobGetResponse(download_url=f"{self.url}/blob/{request.blob_id}")
+        return dict(download_url=f"{self.url}/blob/{request.blob_id}")
 
     async def _put_blob(self, request: web.Request) -> web.Response:
         sha256, md5 = await self._contents.receive(request.content.iter_any())

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from typing import Self
 
 from packaging.requirements import Requirement
 
@@ -26,6 +27,11 @@ class Done:
     code: int
     stdout: str
     stderr: str
+
+    def succeeded(self) -> Self:
+        """Fails, with what it printed, unless its exit code is 0."""
+        assert self.code == 0, self.stdout[-6000:] + self.stderr
+        return self
 
 
 class Client:

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
 from modal_plane.functions import layout
-from modal_plane.servicer import TASK_HEADER, Caller
+from modal_plane.servicer import CALLER, TASK_HEADER, Reply
 from modal_plane.state import ENVIRONMENT, App, Bell, Call, Function, State, new_id
 from modal_plane.volumes import Commit
 
@@ -54,10 +53,11 @@ def failed(status: str, text: str) -> Outcome:
 
 @dataclass
 class Job:
+    """A function call and its one input."""
+
     call: Call
     function: Function
-    index: int
-    input: api_pb2.FunctionInput
+    item: api_pb2.FunctionPutInputsItem
     outcome: Outcome | None = None
     task: asyncio.Task[None] | None = None
 
@@ -167,38 +167,29 @@ class Containers:
                 return container
         raise LookupError(f"no container runs {call.function} ({call.status})")
 
-    def event(self, caller: Caller) -> Commit:
-        container = self._container(caller)
+    def event(self) -> Commit:
+        """A commit by the calling container, now."""
+        container = self._caller()
         attempt = container.attempt
         call = attempt.job.call
         return Commit(call.function, call.id, attempt.outcome.done() or container.interrupted)
 
-    def call_of(self, caller: Caller) -> Call | None:
-        container = self._alive.get(caller.task_id or "")
+    def call_of_caller(self) -> Call | None:
+        container = self._alive.get(CALLER.get().task_id)
         return container.attempt.job.call if container else None
 
-    async def ContainerHello(self, request: Empty, caller: Caller) -> Empty:
-        return Empty()
-
-    async def ContainerHeartbeat(
-        self, request: api_pb2.ContainerHeartbeatRequest, caller: Caller
-    ) -> api_pb2.ContainerHeartbeatResponse:
-        return api_pb2.ContainerHeartbeatResponse()
-
-    async def FunctionGetInputs(
-        self, request: api_pb2.FunctionGetInputsRequest, caller: Caller
-    ) -> api_pb2.FunctionGetInputsResponse:
-        container = self._container(caller)
+    async def FunctionGetInputs(self, request: api_pb2.FunctionGetInputsRequest) -> Reply:
+        container = self._caller()
         while container.attempt.fetched.is_set():
             if container.retired:
                 end = api_pb2.FunctionGetInputsItem(kill_switch=True)
-                return api_pb2.FunctionGetInputsResponse(inputs=[end])
+                return dict(inputs=[end])
             await container.bell.wait(60)
         container.attempt.fetched.set()
         job = container.attempt.job
         item = api_pb2.FunctionGetInputsItem(
             input_id=job.call.id,
-            input=job.input,
+            input=job.item.input,
             function_call_id=job.call.function_call_id,
             function_call_invocation_type=(
                 api_pb2.FUNCTION_CALL_INVOCATION_TYPE_ASYNC
@@ -207,10 +198,10 @@ class Containers:
             ),
             retry_count=job.call.attempts - 1,
         )
-        return api_pb2.FunctionGetInputsResponse(inputs=[item])
+        return dict(inputs=[item])
 
-    async def FunctionPutOutputs(self, request: api_pb2.FunctionPutOutputsRequest, caller: Caller) -> Empty:
-        container = self._container(caller)
+    async def FunctionPutOutputs(self, request: api_pb2.FunctionPutOutputsRequest) -> Reply:
+        container = self._caller()
         statuses = {
             api_pb2.GenericResult.GENERIC_STATUS_SUCCESS: "success",
             api_pb2.GenericResult.GENERIC_STATUS_TERMINATED: "terminated",
@@ -218,29 +209,25 @@ class Containers:
         for output in request.outputs:
             status = statuses.get(output.result.status, "failure")
             container.attempt.settle(Outcome(status, output.result, output.data_format))
-        return Empty()
+        return {}
 
-    async def TaskResult(self, request: api_pb2.TaskResultRequest, caller: Caller) -> Empty:
+    async def TaskResult(self, request: api_pb2.TaskResultRequest) -> Reply:
         # The app's file could not be imported, or the container could not be set up from it.
-        self._container(caller).attempt.settle(Outcome("failure", request.result))
-        return Empty()
+        self._caller().attempt.settle(Outcome("failure", request.result))
+        return {}
 
-    async def TunnelStart(
-        self, request: api_pb2.TunnelStartRequest, caller: Caller
-    ) -> api_pb2.TunnelStartResponse:
-        self._container(caller)
-        return api_pb2.TunnelStartResponse(host=f"port-{request.port}.modal.invalid", port=443)
+    async def TunnelStart(self, request: api_pb2.TunnelStartRequest) -> Reply:
+        self._caller()
+        return dict(host=f"port-{request.port}.modal.invalid", port=443)
 
-    async def TunnelStop(
-        self, request: api_pb2.TunnelStopRequest, caller: Caller
-    ) -> api_pb2.TunnelStopResponse:
-        return api_pb2.TunnelStopResponse(exists=True)
+    async def TunnelStop(self, request: api_pb2.TunnelStopRequest) -> Reply:
+        return dict(exists=True)
 
-    def _container(self, caller: Caller) -> Container:
-        container = self._alive.get(caller.task_id or "")
-        if container is None:
-            raise GRPCError(Status.FAILED_PRECONDITION, f"{caller.task_id} is not a running container")
-        return container
+    def _caller(self) -> Container:
+        task_id = CALLER.get().task_id
+        if task_id not in self._alive:
+            raise GRPCError(Status.FAILED_PRECONDITION, f"{task_id} is not a running container")
+        return self._alive[task_id]
 
     async def _place(self, attempt: Attempt) -> Container:
         """Give the attempt to an idle container of its function, or to a new one."""
@@ -277,8 +264,7 @@ class Containers:
         root = self._state.folder / "containers" / str(slot)
         self._fill(root, call.spec.files)
         folders = {"/root": root / "root"}
-        for path, mounted in call.spec.volumes.items():
-            volume = self._state.volume(mounted.name)
+        for path, volume in call.spec.volumes.items():
             folders[path] = await asyncio.to_thread(volume.mount, container.id, slot)
         arguments = self._arguments(container, root.with_suffix(".arguments"))
         workdir = root / call.spec.image.workdir.lstrip("/")
@@ -317,8 +303,8 @@ class Containers:
         _, open_pumps = await asyncio.wait(pumps, timeout=5)
         for pump in open_pumps:
             pump.cancel()
-        for mounted in container.attempt.job.call.spec.volumes.values():
-            self._state.volume(mounted.name).views.pop(container.id)
+        for volume in container.attempt.job.call.spec.volumes.values():
+            volume.views.pop(container.id)
         status = "preempted" if container.interrupted else "crash"
         container.attempt.settle(failed(status, f"Runner failed with exit code: {code}"))
         del self._alive[container.id]

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
-from modal_plane.servicer import Caller
+from modal_plane.servicer import Reply
 from modal_plane.state import State, content_id
 
 
@@ -15,31 +15,25 @@ class DictHandlers:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    async def DictGetOrCreate(
-        self, request: api_pb2.DictGetOrCreateRequest, caller: Caller
-    ) -> api_pb2.DictGetOrCreateResponse:
+    async def DictGetOrCreate(self, request: api_pb2.DictGetOrCreateRequest) -> Reply:
         name = request.deployment_name
         dict_id = content_id("di", name.encode())
         self._state.dicts.setdefault(dict_id, {})
-        return api_pb2.DictGetOrCreateResponse(dict_id=dict_id, metadata=api_pb2.DictMetadata(name=name))
+        return dict(dict_id=dict_id, metadata=api_pb2.DictMetadata(name=name))
 
-    async def DictUpdate(
-        self, request: api_pb2.DictUpdateRequest, caller: Caller
-    ) -> api_pb2.DictUpdateResponse:
+    async def DictUpdate(self, request: api_pb2.DictUpdateRequest) -> Reply:
         entries = self._entries(request.dict_id)
         new = {item.key: item.value for item in request.updates}
         created = not new.keys() & entries.keys()
         if created or not request.if_not_exists:
             entries |= new
-        return api_pb2.DictUpdateResponse(created=created)
+        return dict(created=created)
 
-    async def DictGet(self, request: api_pb2.DictGetRequest, caller: Caller) -> api_pb2.DictGetResponse:
+    async def DictGet(self, request: api_pb2.DictGetRequest) -> Reply:
         value = self._entries(request.dict_id).get(request.key)
-        return api_pb2.DictGetResponse(found=value is not None, value=value)
+        return dict(found=value is not None, value=value)
 
-    async def DictContents(
-        self, request: api_pb2.DictContentsRequest, caller: Caller
-    ) -> AsyncIterator[api_pb2.DictEntry]:
+    async def DictContents(self, request: api_pb2.DictContentsRequest) -> AsyncIterator[api_pb2.DictEntry]:
         for key, value in list(self._entries(request.dict_id).items()):
             yield api_pb2.DictEntry(key=key, value=value)
 

@@ -3,8 +3,8 @@
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
-from modal_plane.servicer import Caller
-from modal_plane.state import App, Function, FunctionSpec, MountedVolume, State, new_id
+from modal_plane.servicer import Reply
+from modal_plane.state import App, Function, FunctionSpec, State, new_id
 
 
 class FunctionHandlers:
@@ -12,22 +12,18 @@ class FunctionHandlers:
         self._state = state
         self._variants: dict[tuple[str, bytes], Function] = {}
 
-    async def FunctionPrecreate(
-        self, request: api_pb2.FunctionPrecreateRequest, caller: Caller
-    ) -> api_pb2.FunctionPrecreateResponse:
+    async def FunctionPrecreate(self, request: api_pb2.FunctionPrecreateRequest) -> Reply:
         function = self._declare(request.app_id, request.existing_function_id, request)
-        return api_pb2.FunctionPrecreateResponse(function_id=function.id, handle_metadata=function.handle)
+        return dict(function_id=function.id, handle_metadata=function.handle)
 
-    async def FunctionCreate(
-        self, request: api_pb2.FunctionCreateRequest, caller: Caller
-    ) -> api_pb2.FunctionCreateResponse:
+    async def FunctionCreate(self, request: api_pb2.FunctionCreateRequest) -> Reply:
         ranked = [one.function for one in request.function_data.ranked_functions]
         (definition,) = ranked or [request.function]
         function = self._declare(request.app_id, request.existing_function_id, definition)
         if definition.webhook_config.type:
             function.handle.web_url = f"https://{definition.function_name}.modal.invalid"
         function.definition = definition
-        return api_pb2.FunctionCreateResponse(
+        return dict(
             function_id=function.id,
             function=definition,
             handle_metadata=function.handle,
@@ -40,9 +36,7 @@ class FunctionHandlers:
             ),
         )
 
-    async def FunctionBindParams(
-        self, request: api_pb2.FunctionBindParamsRequest, caller: Caller
-    ) -> api_pb2.FunctionBindParamsResponse:
+    async def FunctionBindParams(self, request: api_pb2.FunctionBindParamsRequest) -> Reply:
         base, options = self._function(request.function_id), request.function_options
         # The same variant for the same options: its idle containers are reused.
         key = base.id, options.SerializeToString(deterministic=True)
@@ -50,11 +44,12 @@ class FunctionHandlers:
             variant = Function(new_id("fu"), base.app, base.handle, _merged(base.definition, options))
             self._state.functions[variant.id] = self._variants[key] = variant
         bound = self._variants[key].id
-        return api_pb2.FunctionBindParamsResponse(bound_function_id=bound, handle_metadata=base.handle)
+        return dict(bound_function_id=bound, handle_metadata=base.handle)
 
     def spec(self, function: Function) -> FunctionSpec:
         definition, resources = function.definition, function.definition.resources
         gpu, scaling = resources.gpu_config, definition.autoscaler_settings
+        assert not any(mount.read_only for mount in definition.volume_mounts)
         return FunctionSpec(
             gpu=(gpu.gpu_type, gpu.count) if gpu.count else None,
             cpu=resources.milli_cpu / 1000,
@@ -62,8 +57,7 @@ class FunctionHandlers:
             timeout=definition.timeout_secs,
             startup_timeout=definition.startup_timeout_secs,
             volumes={
-                mount.mount_path: MountedVolume(self._state.volume_of(mount.volume_id).name, mount.read_only)
-                for mount in definition.volume_mounts
+                mount.mount_path: self._state.volume_of(mount.volume_id) for mount in definition.volume_mounts
             },
             secrets=tuple(self._state.secret(secret_id) for secret_id in definition.secret_ids),
             image=self._state.images[definition.image_id],

@@ -5,7 +5,7 @@ import hashlib
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
-from modal_plane.servicer import Caller
+from modal_plane.servicer import Reply
 from modal_plane.state import ENVIRONMENT, Image, Layer, SecretUse, State, content_id, new_id
 
 BUILDER_VERSION = "2025.06"
@@ -16,41 +16,27 @@ class ObjectHandlers:
     def __init__(self, state: State) -> None:
         self._state = state
 
-    async def SecretGetOrCreate(
-        self, request: api_pb2.SecretGetOrCreateRequest, caller: Caller
-    ) -> api_pb2.SecretGetOrCreateResponse:
-        name, values = request.deployment_name, dict(request.env_dict)
-        if not name:
-            secret_id = new_id("st")
-            self._state.anonymous_secrets[secret_id] = SecretUse(None, tuple(sorted(values)), values)
-            return self._secret_reply(secret_id)
-        if name not in self._state.secrets:
+    async def SecretGetOrCreate(self, request: api_pb2.SecretGetOrCreateRequest) -> Reply:
+        name = request.deployment_name
+        if name and name not in self._state.secrets:
             raise GRPCError(Status.NOT_FOUND, f"Secret '{name}' not found in environment '{ENVIRONMENT}'")
-        return self._secret_reply(content_id("st", name.encode()))
+        secret_id = content_id("st", name.encode()) if name else new_id("st")
+        if not name:
+            self._state.anonymous_secrets[secret_id] = SecretUse(None, dict(request.env_dict))
+        keys = sorted(self._state.secret(secret_id).values)
+        metadata = api_pb2.SecretMetadata(name=name, keys=keys, environment_name=ENVIRONMENT)
+        return dict(secret_id=secret_id, metadata=metadata)
 
-    def _secret_reply(self, secret_id: str) -> api_pb2.SecretGetOrCreateResponse:
-        secret = self._state.secret(secret_id)
-        metadata = api_pb2.SecretMetadata(
-            name=secret.name or "", keys=secret.keys, environment_name=ENVIRONMENT
-        )
-        return api_pb2.SecretGetOrCreateResponse(secret_id=secret_id, metadata=metadata)
-
-    async def MountBatchedCheckExistence(
-        self, request: api_pb2.MountBatchedCheckExistenceRequest, caller: Caller
-    ) -> api_pb2.MountBatchedCheckExistenceResponse:
+    async def MountBatchedCheckExistence(self, request: api_pb2.MountBatchedCheckExistenceRequest) -> Reply:
         missing = [sha256 for sha256 in request.sha256_hex_hashes if sha256 not in self._state.contents]
-        return api_pb2.MountBatchedCheckExistenceResponse(missing_sha256_hex_hashes=missing)
+        return dict(missing_sha256_hex_hashes=missing)
 
-    async def MountPutFile(
-        self, request: api_pb2.MountPutFileRequest, caller: Caller
-    ) -> api_pb2.MountPutFileResponse:
+    async def MountPutFile(self, request: api_pb2.MountPutFileRequest) -> Reply:
         if request.WhichOneof("data_oneof") == "data":
             self._state.contents.add(request.data)
-        return api_pb2.MountPutFileResponse(exists=request.sha256_hex in self._state.contents)
+        return dict(exists=request.sha256_hex in self._state.contents)
 
-    async def MountGetOrCreate(
-        self, request: api_pb2.MountGetOrCreateRequest, caller: Caller
-    ) -> api_pb2.MountGetOrCreateResponse:
+    async def MountGetOrCreate(self, request: api_pb2.MountGetOrCreateRequest) -> Reply:
         # A named mount is one of Modal's own: its client, a Python. It exists and has no files.
         files = tuple(sorted(request.files, key=lambda file: file.filename))
         content = request.deployment_name + "".join(
@@ -59,14 +45,12 @@ class ObjectHandlers:
         mount_id = content_id("mo", content.encode())
         self._state.mounts[mount_id] = files
         checksum = hashlib.sha256(content.encode()).hexdigest()
-        return api_pb2.MountGetOrCreateResponse(
+        return dict(
             mount_id=mount_id,
             handle_metadata=api_pb2.MountHandleMetadata(content_checksum_sha256_hex=checksum),
         )
 
-    async def ImageGetOrCreate(
-        self, request: api_pb2.ImageGetOrCreateRequest, caller: Caller
-    ) -> api_pb2.ImageGetOrCreateResponse:
+    async def ImageGetOrCreate(self, request: api_pb2.ImageGetOrCreateRequest) -> Reply:
         step = request.image
         layer = Layer(
             commands=tuple(step.dockerfile_commands),
@@ -83,7 +67,7 @@ class ObjectHandlers:
             )
             self._state.images[image_id] = Image(image_id, (*base, layer))
             self._state.built.append(self._state.images[image_id])
-        return api_pb2.ImageGetOrCreateResponse(
+        return dict(
             image_id=image_id,
             result=api_pb2.GenericResult(status=api_pb2.GenericResult.GENERIC_STATUS_SUCCESS),
             metadata=api_pb2.ImageMetadata(image_builder_version=BUILDER_VERSION),

@@ -75,9 +75,7 @@ class ControlPlane:
 
     def start(self, *arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> Client:
         """Start `modal ARGUMENTS` and let it run."""
-        environment = client_environment(env or {}) | self._addresses()
-        environment["PYTHONPATH"] = _joined(CONNECTIONS, environment.get("PYTHONPATH"))
-        environment |= {
+        environment = self._with_addresses(client_environment(env or {})) | {
             "MODAL_TOKEN_ID": "ak-loopback",
             "MODAL_TOKEN_SECRET": "as-loopback",
             "MODAL_CONFIG_PATH": str(self._folder / "no-modal.toml"),
@@ -160,18 +158,13 @@ class ControlPlane:
             time.sleep(0.02)
         return value
 
-    def wait_stopped(self, app: App, seconds: float = 60) -> None:
-        self.wait_for(lambda: app.state == "stopped", f"end of {app.name}", seconds)
-
     async def _serve(self) -> None:
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         state = self._state
         blobs = Blobs(state.contents, lambda volume, path: state.volume_of(volume).place(path))
         await blobs.start()
-        own = self._container_env | self._addresses()
-        own["PYTHONPATH"] = _joined(CONNECTIONS, own.get("PYTHONPATH"))
-        self._containers = Containers(state, own, self._grace)
+        self._containers = Containers(state, self._with_addresses(self._container_env), self._grace)
         self._functions = FunctionHandlers(state)
         self._calls = Calls(state, blobs, self._functions, self._containers)
         self._apps = AppHandlers(state, self._calls, self._containers)
@@ -193,9 +186,12 @@ class ControlPlane:
         await self._server.wait_closed()
         await self._blobs.stop()
 
-    def _addresses(self) -> dict[str, str]:
-        """What leads a client or a container here and nowhere else."""
+    def _with_addresses(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The environment with what leads a client or a container here and nowhere else."""
+        path = [str(CONNECTIONS), environment.get("PYTHONPATH")]
         return {
+            **environment,
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "MODAL_SERVER_URL": self.url,
             "MODAL_DISABLE_API_PROXY": "1",
             "NO_PROXY": "127.0.0.1,localhost",
@@ -204,10 +200,6 @@ class ControlPlane:
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-
-def _joined(first: Path, rest: str | None) -> str:
-    return os.pathsep.join([str(first), rest] if rest else [str(first)])
 
 
 def _is_here(host: str) -> bool:

@@ -49,14 +49,7 @@ class SecretUse:
     """A secret as a function asks for it: by name, or without one, from a dictionary or `.env` file."""
 
     name: str | None
-    keys: tuple[str, ...]
     values: dict[str, str] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class MountedVolume:
-    name: str
-    read_only: bool
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class FunctionSpec:
     memory: int
     timeout: int
     startup_timeout: int
-    volumes: dict[str, MountedVolume]
+    volumes: dict[str, Volume]
     secrets: tuple[SecretUse, ...]
     image: Image
     files: dict[str, str] = field(repr=False)
@@ -217,7 +210,7 @@ class State:
             return self.anonymous_secrets[secret_id]
         for name, values in self.secrets.items():
             if content_id("st", name.encode()) == secret_id:
-                return SecretUse(name, tuple(sorted(values)), dict(values))
+                return SecretUse(name, dict(values))
         raise GRPCError(Status.NOT_FOUND, f"Secret {secret_id} not found")
 
     def files(self, mount_ids: list[str]) -> dict[str, str]:

@@ -20,12 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
 
 from modal_plane.blobs import BLOCK, Blobs
-from modal_plane.servicer import Caller
+from modal_plane.servicer import CALLER, Reply
 
 if TYPE_CHECKING:
     from modal_plane.containers import Containers
@@ -182,33 +181,27 @@ class VolumeHandlers:
         self._blobs = blobs
         self._containers = containers
 
-    async def VolumeGetOrCreate(
-        self, request: api_pb2.VolumeGetOrCreateRequest, caller: Caller
-    ) -> api_pb2.VolumeGetOrCreateResponse:
+    async def VolumeGetOrCreate(self, request: api_pb2.VolumeGetOrCreateRequest) -> Reply:
         volume = self._state.volume(request.deployment_name)
         metadata = volume.metadata()
-        return api_pb2.VolumeGetOrCreateResponse(
-            volume_id=volume.id, version=metadata.version, metadata=metadata
-        )
+        return dict(volume_id=volume.id, version=metadata.version, metadata=metadata)
 
-    async def VolumeCommit(
-        self, request: api_pb2.VolumeCommitRequest, caller: Caller
-    ) -> api_pb2.VolumeCommitResponse:
-        volume, task_id = self._mounted(request.volume_id, caller, "commit")
+    async def VolumeCommit(self, request: api_pb2.VolumeCommitRequest) -> Reply:
+        volume, task_id = self._mounted(request.volume_id, "commit")
         volume.waiting += 1
         await asyncio.to_thread(volume.open.wait)
         volume.waiting -= 1
         await asyncio.to_thread(volume.commit, task_id)
-        volume.commits.append(self._containers.event(caller))
-        return api_pb2.VolumeCommitResponse(skip_reload=False)
+        volume.commits.append(self._containers.event())
+        return dict(skip_reload=False)
 
-    async def VolumeReload(self, request: api_pb2.VolumeReloadRequest, caller: Caller) -> Empty:
-        volume, task_id = self._mounted(request.volume_id, caller, "reload")
+    async def VolumeReload(self, request: api_pb2.VolumeReloadRequest) -> Reply:
+        volume, task_id = self._mounted(request.volume_id, "reload")
         await asyncio.to_thread(volume.reload, task_id)
-        return Empty()
+        return {}
 
     async def VolumeListFiles(
-        self, request: api_pb2.VolumeListFilesRequest, caller: Caller
+        self, request: api_pb2.VolumeListFilesRequest
     ) -> AsyncIterator[api_pb2.VolumeListFilesResponse]:
         volume = self._state.volume_of(request.volume_id)
         place = self._existing(volume, request.path)
@@ -216,9 +209,7 @@ class VolumeHandlers:
         entries = [_entry(path, volume.committed()) for path in sorted(paths)]
         yield api_pb2.VolumeListFilesResponse(entries=entries)
 
-    async def VolumeGetFile2(
-        self, request: api_pb2.VolumeGetFile2Request, caller: Caller
-    ) -> api_pb2.VolumeGetFile2Response:
+    async def VolumeGetFile2(self, request: api_pb2.VolumeGetFile2Request) -> Reply:
         size = self._existing(self._state.volume_of(request.volume_id), request.path).stat().st_size
         length = request.len or size - request.start
         cuts = range(request.start, request.start + length, BLOCK)
@@ -228,16 +219,16 @@ class VolumeHandlers:
             )
             for cut in cuts
         ]
-        return api_pb2.VolumeGetFile2Response(get_urls=urls, size=size, start=request.start, len=length)
+        return dict(get_urls=urls, size=size, start=request.start, len=length)
 
-    async def VolumePutFiles(self, request: api_pb2.VolumePutFilesRequest, caller: Caller) -> Empty:
+    async def VolumePutFiles(self, request: api_pb2.VolumePutFilesRequest) -> Reply:
         volume = self._state.volume_of(request.volume_id)
         for file in request.files:
             volume.put(file.filename, self._state.contents.read(file.sha256_hex))
-        return Empty()
+        return {}
 
-    def _mounted(self, volume_id: str, caller: Caller, action: str) -> tuple[Volume, str]:
-        volume, task_id = self._state.volume_of(volume_id), caller.task_id or ""
+    def _mounted(self, volume_id: str, action: str) -> tuple[Volume, str]:
+        volume, task_id = self._state.volume_of(volume_id), CALLER.get().task_id
         if task_id not in volume.views:
             raise GRPCError(
                 Status.FAILED_PRECONDITION,
