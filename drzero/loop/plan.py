@@ -49,7 +49,7 @@ class StageRun:
 def compose_loop(arguments: Sequence[str]) -> DictConfig:
     """Compose `evolve.yaml` with the typed overrides of stages. Raises OverrideError for a forbidden one."""
     own = last_of_each_key([argument for argument in arguments if key_of(argument) in _OWN_KEYS])
-    check_overrides(list(own), CONFIG_DIR, "evolve", schema_of("evolve"))
+    check_overrides(list(own), CONFIG_DIR, schema_of("evolve"))
     config = compose_plain("evolve", own)
     rest = [argument for argument in arguments if key_of(argument) not in _OWN_KEYS]
     of_stages = [match for argument in rest if (match := _STAGE_OVERRIDE.fullmatch(argument))]

@@ -7,6 +7,7 @@ should divide B, or veRL pads the batch (trainer_base.py).
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -279,6 +280,14 @@ def _token_budgets(config: DictConfig) -> Iterator[Finding]:
             why = "has no effect: micro-batches are filled up to a number of tokens here"
             fix = f"set {TOKENS} instead, or {_ACTOR}.use_dynamic_bsz=false as well"
             yield error(key, why, fix, value=size)
+
+
+def fills_batch(config: DictConfig, source: Path | str, rows: int, advice: str) -> Iterator[Finding]:
+    """A source must have rows for one batch."""
+    batch = config.data.train_batch_size
+    if rows < batch:
+        why = f"{source} has {rows} rows, less than one batch ({_BATCH}={batch})"
+        yield error(_BATCH, why, advice)
 
 
 def check_batch(ctx: CheckContext) -> Iterator[Finding]:

@@ -73,11 +73,9 @@ class CheckContext:
         """Whether a model is served outside veRL."""
         if self.stage in ("evaluate", "synthesize", "preview", "ask", "serve_agent", "compare_rollouts"):
             return self.config.endpoint is None
-        return (
-            self.config.serve
-            if self.stage == "agent_bench"
-            else self.stage in ("challenger", "serve_model", "warm_start")
-        )
+        if self.stage == "agent_bench":
+            return bool(self.config.serve)
+        return self.stage in ("challenger", "serve_model", "warm_start")
 
     @property
     def searches(self) -> bool:
@@ -151,7 +149,8 @@ class CheckContext:
     def models(self) -> dict[str, str]:
         """The models that the stage loads, by the key that sets them."""
         config = self.config
-        served = {"solver.model_path": config.solver.model_path}
+        solver = {"solver.model_path": config.solver.model_path}
+        served = solver if self.serves_model else {}
         start = {}
         if self.trains:
             model = config.actor_rollout_ref.model.path
@@ -161,15 +160,14 @@ class CheckContext:
             "solver": start,
             "train": start,
             "synthesize": {"challenger": config.get("challenger") if self.serves_model else None},
-            "preview": served if self.serves_model else {},
+            "preview": served,
             "warm_start": {"base_model": config.base_model},
             "serve_model": served,
-            "bundle": served,
-            "agent_bench": served if self.serves_model else {},
-            "compare_rollouts": {"base_model": config.base_model, **(served if self.serves_model else {})},
+            "bundle": solver,
+            "agent_bench": served,
+            "compare_rollouts": {"base_model": config.base_model, **served},
             **dict.fromkeys(
-                ("evaluate", "ask", "serve_agent"),
-                served if self.serves_model else {"tokenizer": config.get("tokenizer")},
+                ("evaluate", "ask", "serve_agent"), served or {"tokenizer": config.get("tokenizer")}
             ),
         }.get(self.stage, {})
         return {key: str(model) for key, model in models.items() if model}

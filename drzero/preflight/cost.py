@@ -1,8 +1,6 @@
-"""The estimate of a stage's time and cost: a range, and what it rests on.
+"""The estimate of a stage's time and cost: a range, and what it rests on (docs/preflight.md).
 
-*Measured*: a run with the same model, engine, batch and machine. *Scaled*: the last run of the model and
-engine, each part multiplied by the new operations over the new peak and divided by the old ones. *Assumed*:
-arithmetic over tokens with the shares below, which are guesses from practice.
+An assumed one is arithmetic over tokens with the shares below, which are guesses from practice.
 With P weights, generating a token takes 2P operations, training on one 6P (8P with gradient checkpointing):
 
     generated   rows × FILLED × response         at DECODING of the GPUs' bfloat16 peak

@@ -23,18 +23,14 @@ _HIDDEN = "CUDA_VISIBLE_DEVICES hides the others: unset it, or name as many as t
 
 def check_cuda(ctx: CheckContext) -> Iterator[Finding]:
     """torch must be built for CUDA, see the run's GPUs, and compute on each."""
-    here = gpus_here() if ctx.machine.is_here and uses_cuda(ctx) else 0
+    uses_gpu = any(_asks(ctx, key) for key in _DEVICES)
+    here = gpus_here() if ctx.machine.is_here and uses_gpu else 0
     if not here:  # check_compute reports a machine without GPUs
         return
     if ctx.readings.sight is None:
         ctx.readings.sight = look(process_env(ctx.config))
     wanted = ctx.config.machine.gpus if _asks(ctx, "machine.device") else 1
     yield from judge(ctx.readings.sight, here, wanted)
-
-
-def uses_cuda(ctx: CheckContext) -> bool:
-    """Whether the stage loads anything onto a GPU."""
-    return any(_asks(ctx, key) for key in _DEVICES)
 
 
 def _asks(ctx: CheckContext, key: str) -> bool:

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from data.parquet_io import read_parquet
+from drzero.preflight.batch import fills_batch
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, PreflightFailed, error, note, warning
 from drzero.recipe.indices import index_of
@@ -44,7 +45,7 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
     table = read_parquet(path, ["prompt", "extra_info"])
     prompts = table.column("prompt").to_pylist()
     if ctx.trains:
-        yield from _fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
+        yield from fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
         yield from _lone_rows(config, [info["hop"] for info in table.column("extra_info").to_pylist()])
     if prompts:
         info, form = table.column("extra_info")[0].as_py(), config.prompts.form
@@ -96,7 +97,7 @@ def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[
     prompts = table.column("prompt").to_pylist()
     if key == TRAIN:
         more = f"synthesize more with {again}, or make the batch smaller"
-        yield from _fills_batch(config, path, len(prompts), more)
+        yield from fills_batch(config, path, len(prompts), more)
     elif not prompts:
         yield error(key, f"{path} ({key}) has no rows", f"synthesize more with {again}")
     if not prompts:
@@ -114,13 +115,6 @@ def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[
     worded = solver_messages(question, config.prompts.form, config.rollout.max_turns)
     yield from _wording(config, path, prompts[0] == worded, again)
     yield from _too_long(ctx, key, path, prompts, "shorten the questions")
-
-
-def _fills_batch(config: DictConfig, path: Path, rows: int, advice: str) -> Iterator[Finding]:
-    batch = config.data.train_batch_size
-    if rows < batch:
-        why = f"{path} has {rows} rows, less than one batch (data.train_batch_size={batch})"
-        yield error("data.train_batch_size", why, advice)
 
 
 def _lone_rows(config: DictConfig, hops: Sequence[int]) -> Iterator[Finding]:
@@ -169,7 +163,7 @@ def _too_long(
         yield warning(_LIMIT, f"{why}, and will be dropped", f"raise it, or {advice}")
         if not sampled and key == TRAIN:
             left = len(prompts) - len(over)
-            yield from _fills_batch(ctx.config, path, left, "raise data.max_prompt_length")
+            yield from fills_batch(ctx.config, path, left, "raise data.max_prompt_length")
     else:
         # veRL silently keeps only the end of such a prompt, whatever data.truncation says.
         yield error(_LIMIT, f"{why}, and veRL would cut off their beginning", f"raise it, or {advice}")

@@ -31,12 +31,7 @@ _ALIKE = (
     "machine.device",
     "endpoint",
 )
-_OF_STAGE = (
-    "method",
-    "partitions",
-    "benchmarks",
-    "rows",
-)  # a key that only configs of this kind of stage have
+_OF_STAGE = ("method", "partitions", "benchmarks", "rows")  # each only in configs of one kind of stage
 _LEAST_STEPS = 3  # the first compiles and loads, so it does not count
 
 

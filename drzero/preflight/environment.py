@@ -182,40 +182,36 @@ def writable_place(folder: Path) -> Path:
     return place
 
 
-def _caches() -> Iterator[tuple[str, str, Path]]:
-    """The folders that libraries write: the variable that moves each, who writes it, and where it is."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    hub = Path(os.environ.get("HF_HOME") or home / "huggingface")
-    for variable, writer, folder in (
-        ("HF_DATASETS_CACHE", "the package datasets, which reads the training files,", hub / "datasets"),
-        ("HF_HUB_CACHE", "the model hub's client", hub / "hub"),
-        ("TRITON_CACHE_DIR", "Triton, which compiles for a GPU,", Path("~/.triton/cache")),
-    ):
-        yield variable, writer, Path(os.environ.get(variable) or folder)
-
-
 def check_written_folders(ctx: CheckContext) -> Iterator[Finding]:
     """Folders that nobody named must be writable too, and a socket's path in Ray's must be short enough."""
     if not ctx.machine.is_here:
         return
-    temporary = next((name for name in ("RAY_TMPDIR", "TMPDIR") if os.environ.get(name)), "TMPDIR")
-    folders = [(temporary, "Ray, and every service,", Path(os.environ.get(temporary) or "/tmp"))]
-    needed = {"TMPDIR", "RAY_TMPDIR", *(["HF_DATASETS_CACHE"] if ctx.trains else [])}
-    for variable, writer, folder in [*folders, *_caches()]:
-        if variable == "TRITON_CACHE_DIR" and not (ctx.trains and ctx.config.machine.gpus):
-            continue
+    said = os.environ.get
+    temporary = next((name for name in ("RAY_TMPDIR", "TMPDIR") if said(name)), "TMPDIR")
+    hub = Path(said("HF_HOME") or Path(said("XDG_CACHE_HOME") or "~/.cache") / "huggingface")
+    of_data = "the package datasets, which reads the training files,"
+    written = [
+        (temporary, "Ray, and every service,", Path("/tmp"), error),
+        ("HF_DATASETS_CACHE", of_data, hub / "datasets", error if ctx.trains else warning),
+        ("HF_HUB_CACHE", "the model hub's client", hub / "hub", warning),
+    ]
+    if ctx.trains and ctx.config.machine.gpus:
+        of_kernels = "Triton, which compiles for a GPU,"
+        written.append(("TRITON_CACHE_DIR", of_kernels, Path("~/.triton/cache"), warning))
+    for variable, writer, usual, severity in written:
+        folder = Path(said(variable) or usual)
         try:
             writable_place(folder.expanduser())
         except (OSError, RuntimeError) as reason:  # RuntimeError: nobody has this home
-            said = reason.strerror if isinstance(reason, OSError) else reason
-            why = f"{writer} cannot write there ({said})"
-            severity = error if variable in needed else warning
+            cause = reason.strerror if isinstance(reason, OSError) else reason
+            why = f"{writer} cannot write there ({cause})"
             yield severity(variable, why, f"set {variable} to a folder that can be written", value=folder)
-    socket = f"{folders[0][2]}/ray/session_2026-01-01_00-00-00_000000_{_LONGEST_PID}/sockets/plasma_store"
+    folder = Path(said(temporary) or "/tmp")
+    socket = f"{folder}/ray/session_2026-01-01_00-00-00_000000_{_LONGEST_PID}/sockets/plasma_store"
     if ctx.trains and (left := _SOCKET_BYTES - len(os.fsencode(socket))) < 0:
         why = f"the path is too long for Ray's sockets by {-left} bytes"
         fix = "set RAY_TMPDIR to a shorter folder, such as /tmp"
-        yield error(temporary, why, fix, value=folders[0][2])
+        yield error(temporary, why, fix, value=folder)
 
 
 def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:

@@ -9,6 +9,7 @@ from jinja2 import TemplateError
 from omegaconf import DictConfig
 
 from drzero.ops.hub import HUB_ID
+from drzero.preflight.batch import fills_batch
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.growth import CHANGE_TEMPLATE, growth_fault, tools_fault
@@ -51,7 +52,9 @@ def check_environment(ctx: CheckContext) -> Iterator[Finding]:
         if taskset.player != Taskset.player:
             yield from _weighs_episodes_alike(config)
         rows = rows_of(taskset, "train", config.train_rows, config.data.seed)
-        yield from _fills_batch(ctx, len(rows))
+        yield from fills_batch(
+            config, "the environment", len(rows), "make the batch smaller, or train_rows larger"
+        )
         yield from _is_held_out(ctx, rows)
     else:
         rows = rows_of(taskset, "eval", config.num_examples, config.data.seed)
@@ -82,13 +85,6 @@ def check_agent(ctx: CheckContext) -> None:
         load_agent(config.agent, dict(config.agent_options))
         if config.tasks:
             load_items(Path(config.tasks))
-
-
-def _fills_batch(ctx: CheckContext, rows: int) -> Iterator[Finding]:
-    batch = ctx.config.data.train_batch_size
-    if rows < batch:
-        why = f"the environment has {rows} rows, less than one batch (data.train_batch_size={batch})"
-        yield error("data.train_batch_size", why, "make the batch smaller, or train_rows larger")
 
 
 def _is_held_out(ctx: CheckContext, rows: list[Row]) -> Iterator[Finding]:

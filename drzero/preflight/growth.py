@@ -1,6 +1,6 @@
 """Whether a chat template lets a conversation grow: nothing that the model has read may change later."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -32,11 +32,14 @@ def growth_fault(
     earlier thinking, strip blanks, or write a call in another way.
     """
     joined: list[tuple[range, list[int]]] = []
-    for turn, stop in _answered(messages):
+    for new in _between_turns(messages):
         try:
-            new = range(stop) if turn is None else range(turn + 1, stop)
-            joined.append((new, _next(tokenizer, messages, turn, stop, tools)))
-            fresh = render_prompt_ids(tokenizer, messages[:stop], tools)
+            fresh = render_prompt_ids(tokenizer, messages[: new.stop], tools)
+            ids = fresh
+            if new.start > 0:
+                answers = messages[new.start : new.stop]
+                ids = next_turn_ids(tokenizer, [turn_end_id(tokenizer)], answers)
+            joined.append((new, ids))
         except (TemplateError, TypeError, ValueError) as reason:  # of templates: raise_exception, None + text
             return f"its chat template does not take {_named(messages, new)} ({reason})"
         if fault := _difference(tokenizer, messages, joined, fresh):
@@ -60,21 +63,12 @@ def tools_fault(tokenizer: Any, opening: Messages, tools: Sequence[Mapping[str, 
     return growth_fault(tokenizer, [*opening, *answered, *answered], tools)
 
 
-def _answered(messages: Messages) -> Iterator[tuple[int | None, int]]:
-    """Each assistant's turn that is answered, None for the beginning, and where the next turn is."""
+def _between_turns(messages: Messages) -> list[range]:
+    """The places of the opening, and of what answers each of the assistant's turns."""
     turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-    starts: list[int | None] = [None, *turns]
-    for turn, stop in zip(starts, [*turns, len(messages)], strict=True):
-        if turn is None or turn + 1 < stop:
-            yield turn, stop
-
-
-def _next(
-    tokenizer: Any, messages: Messages, turn: int | None, stop: int, tools: Sequence[Mapping[str, Any]] | None
-) -> list[int]:
-    if turn is None:
-        return render_prompt_ids(tokenizer, messages[:stop], tools)
-    return next_turn_ids(tokenizer, [turn_end_id(tokenizer)], messages[turn + 1 : stop])
+    starts = [0, *(turn + 1 for turn in turns)]
+    places = map(range, starts, [*turns, len(messages)])
+    return [new for new in places if new or new.start == 0]
 
 
 def _difference(

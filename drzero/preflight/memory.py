@@ -161,7 +161,8 @@ def _of_gpu_machine(ctx: CheckContext, ledger: Ledger) -> Iterator[Finding]:
         yield _does_not_fit(ctx, ledger)
     elif ledger.margin_gib < TIGHT * ledger.capacity_gib:
         why = f"{ledger.worst} needs {_largest(ledger)}, which leaves less than fragmentation may take"
-        fix = f"lower {_smaller(ctx)}, or the engines' shares"
+        smaller = micro_batch_key(config) if ctx.trains else "solver.max_batch_size"
+        fix = f"lower {smaller}, or the engines' shares"
         yield warning("memory", why, fix, value=f"{ledger.margin_gib:.1f} GiB left")
     yield from _host_next_to_gpus(ctx)
 
@@ -295,11 +296,6 @@ def _does_not_fit(ctx: CheckContext, ledger: Ledger) -> Finding:
     if -ledger.margin_gib < 0.75 * activations and OmegaConf.select(ctx.config, key) > least:
         return error(key, over, f"lower it (to {least} at least), or shorten the sequences")
     return error("base_model", over, "take a smaller model or more GPUs, or shorten the sequences")
-
-
-def _smaller(ctx: CheckContext) -> str:
-    """The key that makes a micro-batch smaller."""
-    return micro_batch_key(ctx.config) if ctx.trains else "solver.max_batch_size"
 
 
 def _sum(ledger: Ledger, starts: str = "", ends: tuple[str, ...] = ("",)) -> float:

@@ -1,38 +1,20 @@
 """The memory ledger: GPU memory of a training run, item by item, by phase.
 
-*Rollout*: both inference engines hold their shares, and the actor its state unless offloaded. *Update*: the
-rollout engine has freed its memory (`free_cache_engine`), the solver's server has not, and the actor holds
-everything. *Weight sync*: the engine takes its weights again, tensor by tensor. In bytes, with
+docs/preflight.md has the phases and the formulas. This is where they come from:
 
-- P weights, P' trained ones (an adapter's with LoRA, else P), w bytes a weight (4, or 2 for bf16)
-- D devices that FSDP2 shards over
-- T tokens of a micro-batch (ppo_max_token_len_per_gpu, or its rows × (prompt + response))
-- H hidden, V vocabulary, I the MLP's width, L layers, Q and K the lengths of a token's queries and keys
-
-    weights        w · P / D             gradients  w · P' / D           Adam  2w · P' / D
-    gathered       2 · (2 layers + embedding and output layer) + 4 · 1 layer
-                   (bfloat16 copies, one layer fetched ahead; a layer's gradient in float32 as it is reduced)
-    kept inputs    2 · T · H · L          with gradient checkpointing
-    one layer      2 · T · (8H + 2(Q + 2K) + 4I)   recomputed at a time; all L without checkpointing; with
-                   use_liger 4H and 3I
-    head           24 · 512 · V + 4 · V · H   with use_fused_kernels: logits of 512 tokens at a time
-    logits         2 · T · V              without, but with flash-attn, whose cross-entropy overwrites them
-                   10 · T · V             without either: bfloat16, float32 log-probs of each token, gradients
-    mask           2 · T · T              with sdpa, which multiplies all tokens with all
-    KV cache       2 · 2 · L · K · tokens / tp
-    sync           2 · max(bucket, w · E) + w · E     E the numbers of the largest tensor, V · H
-
-With use_no_sync_for_gradient_accumulation each device holds the gradients whole, in float32, until the last
-micro-batch. Adam's own step needs another w · P' / D, unless it is fused (`optim.override_optimizer_config`).
-Gradients exist in the update alone: veRL drops them when it leaves training mode (transformer_impl.py:1138).
-The sync gathers whole tensors into buckets (update_weights_bucket_megabytes); one bucket is still referenced
-while the next is filled (sglang_rollout.py:378), and a tensor that does not fit is gathered before that is
-seen. A LoRA adapter is merged on the GPU first, so the actor's weights are there as well.
-
-SGLang keeps weights and KV cache within a share (`gpu_memory_utilization`, `mem_fraction_static`) of the
-memory that is free at its start, after its context. The solver's server starts first, on an empty GPU.
-`sglang_memory` has the rest, awake and asleep. The reference engine takes its weights, and a full-length slot
-per sequence. On a CPU all phases share host memory. docs/preflight.md says more.
+- Gathered are bfloat16 copies, one layer ahead, and a layer's gradient in float32 as it is reduced.
+- flash-attn's cross-entropy writes over the logits. Otherwise there are bfloat16 ones, float32 log-probs of
+  each token, and gradients. sdpa multiplies all tokens of a micro-batch with all.
+- With use_no_sync_for_gradient_accumulation each device holds the gradients whole, in float32, until the
+  last micro-batch. Adam's own step needs as much again as sharded ones, unless it is fused.
+- Gradients exist in the update alone: veRL drops them when it leaves training mode
+  (transformer_impl.py:1138).
+- The sync gathers whole tensors into buckets; one bucket is still referenced while the next is filled
+  (sglang_rollout.py:378), and a tensor that does not fit is gathered before that is seen. A LoRA adapter is
+  merged on the GPU first, so the actor's weights are there as well.
+- SGLang keeps weights and KV cache within its share, after its context; `sglang_memory` has the rest, awake
+  and asleep. The solver's server starts first, on an empty GPU.
+- The reference engine takes its weights, and a full-length slot per sequence.
 """
 
 import math
@@ -214,7 +196,7 @@ def actor_state(config: DictConfig, shape: ModelShape, devices: int) -> dict[str
 
 
 def actor_activations(config: DictConfig, shape: ModelShape, number_bytes: int = 2) -> dict[str, float]:
-    """GiB of a micro-batch's forward and backward pass, by the formulas of the module docstring."""
+    """GiB of a micro-batch's forward and backward pass, by the formulas of docs/preflight.md."""
     tokens, per_gib = micro_batch_tokens(config), number_bytes / GIB
     hidden, intermediate = (4, 3) if config.actor_rollout_ref.model.get("use_liger") else (8, 4)
     one = per_gib * tokens * (hidden * shape.hidden + 2 * (shape.query_size + 2 * shape.kv_size))
@@ -282,13 +264,13 @@ def training_ledger(config: DictConfig, machine: Machine, shape: ModelShape, sol
     server = rollout_server(config, shape)
     engine = server.items(free, capacity)
     sleeping = engine
-    if sleeps(config):
-        sleeping = {"rollout engine: asleep": CONTEXT_GIB}
-        if server.engine in SHARING:  # nobody has measured vLLM's, so SGLang's figure stands in
-            sleeping = {"rollout engine: asleep": kept_gib(shape, capacity, server.tp)}
     weights = {"rollout engine: weights": server.weights_gib}
-    if keeps_base_weights(config):
-        sleeping = sleeping | weights
+    if sleeps(config):
+        # Nobody has measured vLLM's, so SGLang's figure stands in.
+        kept = kept_gib(shape, capacity, server.tp) if server.engine in SHARING else CONTEXT_GIB
+        sleeping = {"rollout engine: asleep": kept}
+        if server.engine == "sglang" and serves_adapter(config):  # sglang_rollout.py:206
+            sleeping |= weights
     gathered = (2 * (2 * shape.layer + shape.embeddings) + 4 * shape.layer) / GIB
     update = others | sleeping | actor_activations(config, shape) | {"actor: gathered": gathered}
     ledger = Ledger(capacity, {"rollout": others | engine | resident})
@@ -312,18 +294,13 @@ def sleeps(config: DictConfig) -> bool:
     return bool(config.actor_rollout_ref.rollout.free_cache_engine)
 
 
-def keeps_base_weights(config: DictConfig) -> bool:
-    """Whether a sleeping SGLang keeps its weights, to serve an adapter (sglang_rollout.py:206)."""
-    return config.actor_rollout_ref.rollout.name == "sglang" and sleeps(config) and serves_adapter(config)
-
-
 def serves_adapter(config: DictConfig) -> bool:
     """Whether the rollout engine gets an adapter, instead of weights it is merged into."""
     return lora_rank(config) > 0 and not config.actor_rollout_ref.model.lora.merge
 
 
 def sync_items(config: DictConfig, shape: ModelShape, state: dict[str, float]) -> dict[str, float]:
-    """The actor's items while SGLang takes its weights, by the formula above."""
+    """The actor's items while SGLang takes its weights."""
     own = width(config.actor_rollout_ref.actor.fsdp_config.model_dtype or "fp32")
     largest = own * shape.vocabulary * shape.hidden / GIB
     items = {"actor: buckets of weights": max(buckets_gib(config), 2 * largest) + largest}

@@ -1,9 +1,10 @@
 """Checks of a training on several nodes: its Ray cluster, and services and files that nodes share."""
 
 import secrets
-import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from omegaconf import DictConfig
@@ -64,19 +65,13 @@ def check_cluster(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _ask(config: DictConfig, address: str, starting: bool) -> tuple[Cluster, dict[str, Any]]:
-    arguments: dict[str, Any] = {
-        "marker": "",
-        "salt": secrets.token_hex(16),
-        "variables": list(_TOKENS.values()),
-    }
-    if not starting:
-        cluster = ask_cluster(address, "facts", arguments, env=process_env(config))
-        return cluster, facts(**arguments)
-    # A file that every node must see.
-    with tempfile.NamedTemporaryFile(
-        dir=writable_place(Path(config.paths.checkpoints)), prefix=".nodes-"
-    ) as marker:
-        arguments["marker"] = marker.name
+    arguments: dict[str, Any] = {"salt": secrets.token_hex(16), "variables": list(_TOKENS.values())}
+    with ExitStack() as stack:
+        marker = ""
+        if starting:  # a file that every node must see
+            place = writable_place(Path(config.paths.checkpoints))
+            marker = stack.enter_context(NamedTemporaryFile(dir=place, prefix=".nodes-")).name
+        arguments["marker"] = marker
         cluster = ask_cluster(address, "facts", arguments, env=process_env(config))
         return cluster, facts(**arguments)
 

@@ -97,17 +97,14 @@ def _print_findings(out: Console, found: Mapping[Finding, Sequence[str]]) -> Non
             out.print()
         before = finding.severity
         setting = f"{finding.key} = {finding.value}" if finding.value else finding.key
-        setting += f" ({_shortened(stages)})" if stages else ""
+        if stages:
+            others = f" and {len(stages) - 1} more" if len(stages) > 1 else ""
+            setting += f" ({stages[0]}{others})"
         out.print(_block_line(out, before, setting, _STYLES[before]), soft_wrap=True)
         for label, text in (("why", finding.why), ("fix", finding.fix)):
             if text:
                 out.print(_block_line(out, label, text), soft_wrap=True)
     out.print()
-
-
-def _shortened(stages: Sequence[str]) -> str:
-    more = len(stages) - 1
-    return f"{stages[0]} and {more} more" if more else stages[0]
 
 
 def _block_line(out: Console, label: str, text: str, style: str = "dim") -> Text:

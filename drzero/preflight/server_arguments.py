@@ -75,18 +75,18 @@ def check_server_arguments(ctx: CheckContext) -> Iterator[Finding]:
     """Added arguments must exist in the engine and have the right kind."""
     config, sglang = ctx.config, f"SGLang {PINNED}"
     if ctx.serves_model:
-        given = config.solver.server_args
-        if config.solver.engine == "sglang":
-            yield from _judged("solver.server_args", given, sglang_arguments(), sglang, SERVERS_OWN)
-        elif config.solver.engine == "vllm":
-            yield from _judged("solver.server_args", given, VLLM_SERVER, "vLLM's server, as started here,")
-        else:
-            yield from _judged("solver.server_args", given, REFERENCE_SERVER, "the reference engine's server")
+        known, engine, own = {
+            "sglang": (sglang_arguments(), sglang, SERVERS_OWN),
+            "vllm": (VLLM_SERVER, "vLLM's server, as started here,", {}),
+            "reference": (REFERENCE_SERVER, "the reference engine's server", {}),
+        }[config.solver.engine]
+        yield from _judged("solver.server_args", config.solver.server_args, known, engine, own)
     if not ctx.trains:
         return
     rollout, given = config.actor_rollout_ref.rollout, config.rollout.server_args
     if rollout.name == "reference":
-        yield from _judged("rollout.server_args", given, REFERENCE_ROLLOUT, "the reference engine's rollout")
+        engine = "the reference engine's rollout"
+        yield from _judged("rollout.server_args", given, REFERENCE_ROLLOUT, engine, {})
         return
     if rollout.name == "vllm":
         for name, value in given.items():
@@ -98,7 +98,7 @@ def check_server_arguments(ctx: CheckContext) -> Iterator[Finding]:
     # veRL passes these on unchanged, including its own arguments, which hardware=cpu replaces here.
     passed = rollout.engine_kwargs.get("sglang") or {}
     typed = {name: value for name, value in passed.items() if name not in given}
-    yield from _judged(_KWARGS, typed, sglang_arguments(), sglang)
+    yield from _judged(_KWARGS, typed, sglang_arguments(), sglang, {})
 
 
 def _judged(
@@ -106,13 +106,12 @@ def _judged(
     given: Mapping[str, Any],
     known: Mapping[str, Argument],
     engine: str,
-    own: Mapping[str, str | None] | None = None,
+    own: Mapping[str, str | None],
 ) -> Iterator[Finding]:
     for name, value in given.items():
-        place, elsewhere = f"{key}.{name}", own or {}
-        if name in elsewhere:
-            other = elsewhere[name]
-            fix = f"set {other} instead" if other else "remove it"
+        place = f"{key}.{name}"
+        if name in own:
+            fix = f"set {own[name]} instead" if own[name] else "remove it"
             yield error(place, "the run sets this argument itself", fix, value=_shown(name, value))
         elif name not in known:
             why = f"{engine} has no such argument"

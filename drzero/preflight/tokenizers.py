@@ -12,17 +12,8 @@ from drzero.ops.hub import hub_fault
 from drzero.preflight.finding import refusal
 from drzero.preflight.growth import CHANGE_TEMPLATE, growth_fault, tools_fault
 from drzero.preflight.model_shape import model_config
-from verl_ext.method.chat import (
-    call_form,
-    decode,
-    next_turn_ids,
-    render_prompt_ids,
-    turn_end_id,
-)
-from verl_ext.method.search_calls import (
-    SEARCH_TOOL_SCHEMA,
-    render_tool_call,
-)
+from verl_ext.method.chat import call_form, decode, next_turn_ids, render_prompt_ids, turn_end_id
+from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA, render_tool_call
 
 _TALK = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Vell."}] * 2
 _ASKED = [{"role": "system", "content": "text"}, _TALK[0]]

@@ -12,6 +12,7 @@ from packaging.version import Version
 from drzero.ops.versions import pinned
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
+from drzero.preflight.memory_ledger import attention
 from verl_ext.sglang.compat import refusal
 from verl_ext.sglang.cpu import refusal_on_cpu
 
@@ -94,9 +95,7 @@ def _vllm(key: str, ctx: CheckContext) -> Iterator[Finding]:
 
 
 def _attention(ctx: CheckContext) -> Iterator[Finding]:
-    model = ctx.config.actor_rollout_ref.model
-    chosen = (model.get("override_config") or {}).get("attn_implementation", "flash_attention_2")
-    if chosen != "flash_attention_2":
+    if (chosen := attention(ctx.config)) != "flash_attention_2":
         return
     key = "actor_rollout_ref.model.override_config.attn_implementation"
     if ctx.config.trainer.device == "cpu":

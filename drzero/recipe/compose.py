@@ -169,8 +169,8 @@ def compose_stage(stage: str, overrides: Sequence[str]) -> DictConfig:
     if ignored := [override for override in overrides if schema.ignores(key_of(override))]:
         # Only a stage with veRL can say whether these exist.
         groups = [o for o in overrides if o.startswith(("hardware=", "model=", "compute=", "env="))]
-        check_overrides([*groups, *ignored], CONFIG_DIR, "challenger", schema_of("challenger"))
-    config = check_overrides(overrides, CONFIG_DIR, stage, schema)
+        check_overrides([*groups, *ignored], CONFIG_DIR, schema_of("challenger"))
+    config = check_overrides(overrides, CONFIG_DIR, schema)
     _refuse_own_service(config, stage, overrides)
     if schema.has_verl and (reason := fault(config)):
         raise OverrideError(f"{split[-1]!r}: {reason}" if split else f"{SERVE_GPUS}: {reason}").of(SERVE_GPUS)

@@ -16,9 +16,8 @@ class GpuType:
     memory_gib: float
     usd_per_hour: float
     bf16_tflops: float
-    has_bf16: bool = (
-        True  # Whether it has native bfloat16. Otherwise PyTorch emulates it, and SGLang takes float16.
-    )
+    has_bf16: bool = True
+    """Whether it has native bfloat16. Otherwise PyTorch emulates it, and SGLang takes float16."""
 
 
 GPUS = {

@@ -1,6 +1,6 @@
 """Check Hydra overrides as users type them, before anything starts.
 
-    config = check_overrides(["retrieval.topk=5"], CONFIG_DIR, "evaluate", schema_of("evaluate"))
+    config = check_overrides(["retrieval.topk=5"], CONFIG_DIR, schema_of("evaluate"))
 
 Hydra alone would accept mistakes that only show once services are up, such as a `+key` below a dataclass.
 """
@@ -77,31 +77,25 @@ class OverrideError(UserError, ValueError):
         return self
 
 
-def check_overrides(
-    overrides: list[str], config_dir: Path, config_name: str, schema: Schema | None = None
-) -> DictConfig:
-    """Compose and check each override. Without `schema`, all keys are veRL's. Raises OverrideError."""
-    overrides = for_stage(overrides, schema)
-    if schema is not None:
-        overrides = [_quoted(override, schema) for override in overrides]
+def check_overrides(overrides: list[str], config_dir: Path, schema: Schema) -> DictConfig:
+    """Compose the config of the schema's stage, and check each override. Raises OverrideError."""
+    overrides = [_quoted(override, schema) for override in for_stage(overrides, schema)]
     parsed = []
     for text in overrides:
         with _blaming(text):
             parsed.append(_parse(text))
     with initialize_config_dir(str(config_dir.resolve()), version_base=None):
-        groups = _Groups(config_dir, config_name, [o for o in overrides if o.startswith("hydra.")])
+        groups = _Groups(config_dir, schema.stage, [o for o in overrides if o.startswith("hydra.")])
         values = [o for o in parsed if not groups.selects(o)]
         config = groups.compose([o for o in parsed if o not in values])
-        if schema is not None:
-            with open_dict(config):
-                schema.prune(config)
+        with open_dict(config):
+            schema.prune(config)
         for override in values:
             if not override.key_or_group.startswith("hydra."):
                 with _blaming(override.input_line):
                     _check_value(override, _plain(config), groups, schema)
                     _apply(override, config)
-    if schema is not None:
-        check_settings(config, schema)
+    check_settings(config, schema)
     return config
 
 
@@ -146,11 +140,11 @@ def _quoted(override: str, schema: Schema) -> str:
     return assigned(name, value)
 
 
-def for_stage(overrides: Sequence[str], schema: Schema | None) -> list[str]:
+def for_stage(overrides: Sequence[str], schema: Schema) -> list[str]:
     """A stage's overrides, with old names and veRL's replaced by ours. Without veRL, its keys are skipped."""
     overrides = [quote_in_list(word) for override in overrides for word in model_by_name(override)]
     overrides = [_by_new_name(override) for override in overrides]
-    if schema is None or schema.stage == "evolve":
+    if schema.stage == "evolve":
         return overrides
     kept = []
     for override in overrides:
@@ -362,13 +356,13 @@ def _compose_choices(config_dir: Path, config_name: str, *overrides: str) -> Dic
     return compose(config_name, overrides=list(overrides))
 
 
-def _check_value(override: Override, config: Tree, groups: _Groups, schema: Schema | None) -> None:
+def _check_value(override: Override, config: Tree, groups: _Groups, schema: Schema) -> None:
     key, line = override.key_or_group, override.input_line
     found = at(config, key, _ABSENT)
     if override.is_delete():
         if found is _ABSENT:
             raise OverrideError(f"{line!r}: there is no key {key!r} to delete{_nearest(key, config)}")
-        if schema is not None and (key in schema or schema.is_group(key)):
+        if key in schema or schema.is_group(key):
             raise OverrideError(f"{line!r}: {key!r} cannot be deleted; set it to another value")
         if override.value() is not None and override.value() != found:
             raise OverrideError(f"{line!r}: {key} is {found!r}, not {override.value()!r}")
@@ -376,13 +370,12 @@ def _check_value(override: Override, config: Tree, groups: _Groups, schema: Sche
     if found is _ABSENT and key in verl.RENAMED:
         new = f"{verl.RENAMED[key]}={override.get_value_element_as_str()}"
         raise OverrideError(f"{line!r}: {key!r} is now {verl.RENAMED[key]!r}. Write {new}")
-    if schema is not None:
-        _check_setting(override, groups, schema)
+    _check_setting(override, groups, schema)
     paths = [key]
     if isinstance(found, dict) or found is _ABSENT:
         paths = [path for path, _ in leaf_values(key, override.value())]
     for path in paths:
-        if schema is not None and (ours := verl.ALIASES.get(path)):
+        if ours := verl.ALIASES.get(path):
             raise OverrideError(f"{line!r}: {path!r} takes its value from {ours!r}: write {ours}=VALUE")
     new_paths = [path for path in paths if at(config, path, _ABSENT) is _ABSENT]
     if override.is_add() and not new_paths:

@@ -41,16 +41,14 @@ def rank(options):
     dist.all_reduce(ones)
     if options.rank == 0:
         (options.folder / "together").touch()
-    if options.fault == "exception":
-        learn_with_error(options, ones)
-    elif options.fault == "mismatch":
-        learn_with_branch(options, ones)
-    elif options.fault == "clean-up":
-        learn_and_close(options, ones)
-    elif options.fault == "silence":
-        learn_in_silence(options, ones)
-    elif options.fault == "shapes":
-        learn_in_stages(options)
+    learn = {
+        "exception": learn_with_error,
+        "mismatch": learn_with_branch,
+        "clean-up": learn_and_close,
+        "silence": learn_in_silence,
+        "shapes": learn_in_stages,
+    }
+    learn[options.fault](options, ones)
 
 
 LONG = datetime.timedelta(hours=2)
@@ -130,7 +128,7 @@ def stop_listening():
                 poll.unregister(socket)
 
 
-def learn_in_stages(options):
+def learn_in_stages(options, ones):
     """A pipeline whose first stage sends micro-batches of 2 rows, and whose second expects more, of 4."""
     import torch
     from torch.distributed.pipelining import PipelineStage, ScheduleGPipe

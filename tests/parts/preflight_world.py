@@ -5,16 +5,13 @@ and hold no weights: preflight loads none.
 """
 
 import json
-import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from hydra import compose
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf
+from model_config import config_of
+from omegaconf import DictConfig
 from safetensors.torch import save_file
 from solver_rows import solver_row
 from torch import zeros
@@ -22,19 +19,9 @@ from torch import zeros
 from data.journal import SAMPLES, Journal
 from data.parquet_io import write_training_rows
 from drzero.preflight.context import Readings
-from drzero.preflight.model_shape import KNOWN, ModelShape, config_of
-from drzero.recipe.compose import (
-    CONFIG_DIR,
-    compose_stage,
-    fitting_hardware,
-    resolve,
-    with_environment,
-    write_as_run,
-)
+from drzero.preflight.model_shape import KNOWN, ModelShape
+from drzero.recipe.compose import compose_stage, resolve, write_as_run
 from drzero.recipe.fingerprint import fingerprint
-from drzero.recipe.overrides import OverrideError
-from drzero.recipe.settings.schema import schema_of
-from drzero.recipe.settings.verl import ALIASES
 from verl_ext.checkpoints import TRACKER
 from verl_ext.method.prompts import challenger_messages, solver_messages
 
@@ -44,14 +31,13 @@ MODELS = ("demo-policy", "smollm2-135m", "Qwen3-32B")
 
 
 class World:
-    """The places, and configs composed for them; a composed base is kept and copied."""
+    """The places, and configs composed for them."""
 
     def __init__(self, folder: Path, corpus: Path, model: Path) -> None:
         self.root, self.model = folder, folder / "corpus" / "models" / "demo-policy"
         self.corpus, self.checkpoints = folder / "corpus", folder / "checkpoints"
         self.readings = Readings()
         """What preflight has read of these places; they do not change."""
-        self._bases: dict[tuple[str, ...], tuple[bytes, Any]] = {}
         shutil.copytree(corpus, self.corpus)
         for name in MODELS:
             save_model_folder(self.corpus / "models" / name, model, KNOWN[name.lower()])
@@ -103,64 +89,8 @@ class World:
         return common + files.get(stage, [])
 
     def config(self, stage: str, groups: list[str], form: str, overrides: list[str]) -> DictConfig:
-        """The stage's config; `overrides` in Hydra's grammar, as typed.
-
-        A plain value for a key that is there is set in a copy of the composed base, as Hydra does; whatever
-        may be refused or chooses a group goes through the composition of a run.
-        """
-        pickled, unresolved = self._base(stage, groups, form)
-        if not all(_is_plain(override, unresolved) for override in overrides):
-            return _compose_as_a_run(stage, [*groups, *self.places(stage, groups, form), *overrides])
-        config: DictConfig = pickle.loads(pickled)
-        for parsed in OverridesParser.create().parse_overrides(overrides):
-            key, value = parsed.key_or_group, parsed.value()
-            schema = schema_of(stage)
-            if key in schema and (fault := schema[key].fault(value)):
-                raise OverrideError(f"{key} {fault}").of(parsed.input_line)
-            OmegaConf.update(config, key, value)
-        return config
-
-    def _base(self, stage: str, groups: list[str], form: str) -> tuple[bytes, Any]:
-        """The composed config, pickled (copying it takes three times as long), and as plain containers."""
-        key = (stage, form, *groups)
-        if key not in self._bases:
-            said = any(group.startswith("hardware=") for group in groups)
-            hardware = [] if said else [f"hardware={fitting_hardware(groups)}"]
-            overrides = with_environment(stage, [*hardware, *groups, *self.places(stage, groups, form)])
-            base = compose(stage, overrides=overrides)
-            self._bases[key] = pickle.dumps(base), OmegaConf.to_container(base, resolve=False)
-        return self._bases[key]
-
-
-def _compose_as_a_run(stage: str, overrides: list[str]) -> DictConfig:
-    """By the pipeline's own function, which opens a Hydra of its own: the one that is open steps aside."""
-    ours = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        return compose_stage(stage, overrides)
-    finally:
-        GlobalHydra.instance().hydra = ours
-
-
-def _is_plain(override: str, base: Any) -> bool:
-    key, _, value = override.partition("=")
-    if key in ALIASES or key == "retrieval.url":  # next to which other keys are refused
-        return False
-    if not value or (CONFIG_DIR / key).is_dir() or value.count("[") != value.count("]"):
-        return False
-    is_sweep = "," in value and value[0] != "["
-    return not is_sweep and not isinstance(_unresolved(base, key), dict)
-
-
-def _unresolved(base: Any, key: str) -> Any:
-    """What stands at a key; an empty dict where there is none."""
-    node = base
-    for part in key.split("."):
-        if isinstance(node, list):
-            node = node[int(part)]
-        else:
-            node = node.get(part, {}) if isinstance(node, dict) else {}
-    return node
+        """The stage's config; `overrides` in Hydra's grammar, as typed."""
+        return compose_stage(stage, [*groups, *self.places(stage, groups, form), *overrides])
 
 
 def save_model_folder(folder: Path, tokenizer: Path, shape: ModelShape) -> None:

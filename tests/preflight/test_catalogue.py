@@ -11,6 +11,7 @@ import shutil
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,10 @@ import yaml
 from _pytest.mark import ParameterSet
 from conftest import unused_port
 from families import family
-from hydra import initialize_config_dir
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback_hub import NO_HUB, LoopbackHub
+from model_config import config_of
 from omegaconf import DictConfig
 from preflight_world import World, save_model_folder, write_prompts
 from transformers import AutoTokenizer
@@ -40,7 +41,7 @@ from drzero.preflight import machine, ray_cluster, versions
 from drzero.preflight.context import Readings
 from drzero.preflight.finding import Severity
 from drzero.preflight.memory_ledger import loading_gib, offloaded_gib, weights_backup_gib
-from drzero.preflight.model_shape import KNOWN, config_of, load_shape, shape_of
+from drzero.preflight.model_shape import KNOWN, load_shape, shape_of
 from drzero.preflight.run import STAGES, Report, preflight, refused_override
 from drzero.preflight.values import LOGGERS, PRECISIONS, concerns_verl
 from drzero.recipe.compose import CONFIG_DIR, resolve
@@ -65,8 +66,7 @@ PLAYED = ["env=wordle"]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, prepared):
-    with initialize_config_dir(str(CONFIG_DIR), version_base=None):
-        yield World(tmp_path_factory.mktemp("world"), prepared.corpus, prepared.model)
+    return World(tmp_path_factory.mktemp("world"), prepared.corpus, prepared.model)
 
 
 @pytest.fixture(autouse=True)
@@ -90,15 +90,19 @@ def damage_model(world: World, folder: Path, change: Callable[[Path], Any]) -> N
     change(folder / "model")
 
 
+def write_template(model: Path, template: str) -> None:
+    (model / "chat_template.jinja").write_text(template)
+
+
 def write_calls_as_xml(model: Path) -> None:
     template = (model / "chat_template.jinja").read_text()
     ours = """{"name": ' ~ function.name | tojson ~ ', "arguments": '"""
     assert ours in template
-    (model / "chat_template.jinja").write_text(template.replace(ours, "<function=' ~ function.name ~ '>'"))
+    write_template(model, template.replace(ours, "<function=' ~ function.name ~ '>'"))
 
 
-def as_family(name: str) -> Callable[[Path], Any]:
-    return lambda model: family(AutoTokenizer.from_pretrained(model), name).save_pretrained(model)
+def save_family(name: str, model: Path) -> None:
+    family(AutoTokenizer.from_pretrained(model), name).save_pretrained(model)
 
 
 def lose_shard(model: Path) -> None:
@@ -113,7 +117,7 @@ def foreign_prompts(world: World, folder: Path) -> None:
     write_prompts(folder / "foreign.parquet", rows, "short")
 
 
-def huge_index(folder: Path) -> None:
+def huge_index(_: World, folder: Path) -> None:
     vectors = folder / "chromadb" / "segment" / "data_level0.bin"
     vectors.parent.mkdir(parents=True)
     with vectors.open("wb") as file:
@@ -127,50 +131,51 @@ def index_of_more_than_memory(world: World, folder: Path) -> None:
         handle.modify(metadata={**(handle.metadata or {}), "chunks": 10**9})
 
 
-def corpus_of_more_than_the_disk(folder: Path) -> None:
+def corpus_of_more_than_the_disk(_: World, folder: Path) -> None:
     with (folder / "huge.jsonl").open("wb") as file:
         file.truncate(10**13)  # it takes no room
 
 
-def another_run(folder: Path) -> None:
+def another_run(_: World, folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "latest_checkpointed_iteration.txt").write_text("3")
     (folder / "run" / "resolved.yaml").write_text("base_model: elsewhere")
 
 
-def agent_of_ones_own(folder: Path) -> None:
+def agent_of_ones_own(_: World, folder: Path) -> None:
     (folder / "own.py").write_text("async def agent(task, endpoint):\n    return 1.0\n")
     (folder / "tasks.jsonl").write_text('{"question": "Where is Vell?"}\n' * 100)
 
 
+def exam_of_signs(_: World, folder: Path) -> None:
+    answers = "Which?,C++\nHow cold?,-5\nTrue?,True\nWhich grade?,A\nWho?,Vell\n"
+    (folder / "exam.csv").write_text(f"question,answer\n{answers}")
+
+
+MODEL_DAMAGE: dict[str, Callable[[Path], Any]] = {
+    **{name: partial(save_family, name) for name in ("mistral", "llama3", "gemma")},
+    "template without tools": lambda model: write_template(model, "{{ messages[0].content }}"),
+    "template of another call format": write_calls_as_xml,
+    "missing shard": lose_shard,
+    "cut-off weights": lambda model: (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{"),
+    "broken config.json": lambda model: (model / "config.json").write_text("{"),
+}
 DAMAGE: dict[str, Callable[[World, Path], Any]] = {
+    **{name: partial(damage_model, change=change) for name, change in MODEL_DAMAGE.items()},
     "parquet without columns": lambda world, folder: pq.write_table(
         pq.read_table(world.prompts("short")).drop_columns(["prompt"]), folder / "bare.parquet"
     ),
-    "text for parquet": lambda world, folder: (folder / "text.parquet").write_text("no parquet"),
-    "parquet without rows": lambda world, folder: pq.write_table(
+    "text for parquet": lambda _, folder: (folder / "text.parquet").write_text("no parquet"),
+    "parquet without rows": lambda _, folder: pq.write_table(
         TRAINING_SCHEMA.empty_table(), folder / "empty.parquet"
     ),
     "foreign prompts": foreign_prompts,
-    "template without tools": lambda world, folder: damage_model(
-        world, folder, lambda model: (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
-    ),
-    "mistral": lambda world, folder: damage_model(world, folder, as_family("mistral")),
-    "llama3": lambda world, folder: damage_model(world, folder, as_family("llama3")),
-    "gemma": lambda world, folder: damage_model(world, folder, as_family("gemma")),
-    "template of another call format": lambda world, folder: damage_model(world, folder, write_calls_as_xml),
-    "missing shard": lambda world, folder: damage_model(world, folder, lose_shard),
-    "cut-off weights": lambda world, folder: damage_model(
-        world, folder, lambda model: (model / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
-    ),
-    "broken config.json": lambda world, folder: damage_model(
-        world, folder, lambda model: (model / "config.json").write_text("{")
-    ),
-    "another run": lambda world, folder: another_run(folder),
-    "an agent": lambda world, folder: agent_of_ones_own(folder),
-    "huge index": lambda world, folder: huge_index(folder),
+    "another run": another_run,
+    "an agent": agent_of_ones_own,
+    "exam of signs": exam_of_signs,
+    "huge index": huge_index,
     "index of more than memory": index_of_more_than_memory,
-    "corpus of more than the disk": lambda world, folder: corpus_of_more_than_the_disk(folder),
+    "corpus of more than the disk": corpus_of_more_than_the_disk,
 }
 
 
@@ -409,18 +414,6 @@ def test_a_template_that_opens_the_thinking_itself_is_noted(world, tmp_path, ope
     assert [one.severity for one in report.findings if repr(opens) in one.why] == ["note"]
 
 
-def test_what_becomes_of_a_benchmarks_answers_is_noted(world, tmp_path):
-    (tmp_path / "exam.csv").write_text(
-        "question,answer\nWhich?,C++\nHow cold?,-5\nTrue?,True\nWhich grade?,A\nWho?,Vell\n"
-    )
-    typed = [f"solver.model_path={world.model}", f"benchmarks=[{tmp_path / 'exam.csv'}]"]
-    report = preflight(world.config("evaluate", ["hardware=cpu"], "short", typed), "evaluate")
-    (why,) = [one.why for one in report.findings if one.key == "benchmarks" and one.severity == "note"]
-    assert why.endswith(
-        "'C++' is compared as 'c'; '-5' is compared as '5'; True is read as yes or true, and 1 more"
-    )
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -431,6 +424,6 @@ def test_what_becomes_of_a_benchmarks_answers_is_noted(world, tmp_path):
     ],
 )
 def test_a_loss_over_rows_is_refused_only_where_an_episode_may_have_several(world, tmp_path, words):
-    agent_of_ones_own(tmp_path)
+    agent_of_ones_own(world, tmp_path)
     report = judge(world, {"run": f"train hardware=cpu {words}"}, {"tmp": str(tmp_path)})
     assert not [one for one in report.errors if one.key.startswith("actor_rollout_ref.actor")]

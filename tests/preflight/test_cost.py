@@ -61,15 +61,11 @@ def test_the_rate_is_that_of_gpus_cores_and_memory():
     assert usd_per_hour(None, 0, 10, 100) == pytest.approx(10 * 0.0472 + 100 * 0.008)
 
 
-def test_a_region_costs_more_and_a_narrow_one_most():
-    base, broad, narrow = (usd_per_hour(GPUS["H100"], 1, 4, 8, region) for region in (None, "us", "us-east"))
-    assert (broad / base, narrow / base) == (1.5, 1.75)
-
-
 @pytest.mark.parametrize(
     ("changes", "factor"),
     [
         ({"compute__region": "eu"}, 1.5),
+        ({"compute__region": "us-east"}, 1.75),
         ({"compute__provider": "local"}, 1),  # hired, and run on it oneself
         ({"compute__provider": "local", "compute__type": None}, 0),  # one's own
     ],
@@ -227,16 +223,6 @@ def test_a_trainings_start_is_measured_up_to_its_first_rollout(base, tmp_path):
     assert of(base, tmp_path).low_s == pytest.approx(300 / math.sqrt(3) + 50 * 60)
 
 
-def test_twice_the_steps_take_twice_as_long_but_for_the_start(base, tmp_path):
-    once, twice = (of(base, tmp_path, trainer__total_training_steps=n) for n in (50, 100))
-    assert twice.low_s - 90 == pytest.approx(2 * (once.low_s - 90))
-
-
-def test_more_gpus_are_faster(base, tmp_path):
-    few = of(base, tmp_path, trainer__n_gpus_per_node=4, compute__count=4)
-    assert few.expected_s > of(base, tmp_path).expected_s
-
-
 def test_gpus_that_only_sample_update_nothing_and_the_others_sample_nothing(tmp_path):
     parts = {}
     for serving in (None, 4, 2):
@@ -304,9 +290,3 @@ def test_a_loops_estimate_says_what_its_stages_rest_on_and_how_the_first_is_narr
     assert (
         str(together([replace(known, usd_per_hour=0)])) == "60 min to 2.0 h, 1 of 1 stages, all measured in a"
     )
-
-
-def test_the_expected_cost_is_between_the_ends():
-    found = Estimate(3600, 4 * 3600, "assumed: x", 10)
-    assert found.usd(found.expected_s) == pytest.approx(20)
-    assert math.isclose(found.expected_s, 7200)

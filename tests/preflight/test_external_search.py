@@ -3,9 +3,7 @@
 import asyncio
 import functools
 import threading
-import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -18,7 +16,6 @@ from search_parts import (
     SPEC,
     build_collection,
     read_metric,
-    serving,
     serving_with_token,
 )
 
@@ -33,10 +30,8 @@ from drzero.preflight.machine import declared_machine
 from drzero.preflight.memory_ledger import retrieval_in_host_memory
 from drzero.recipe.compose import compose_stage, resolve, retrieval_url
 from drzero.recipe.fingerprint import fingerprint_index
-from drzero.recipe.overrides import OverrideError
-from drzero.stages.conversations import Failed, play_all
 from drzero.stages.services import choose_ports, search_spec
-from search.client import SearchClient, SearchUnavailable
+from search.client import SearchClient
 from search.index_info import ServiceUnusable
 from search.wire import TOKEN_VARIABLE
 
@@ -190,68 +185,3 @@ def test_a_service_that_only_the_declared_machine_may_reach_is_a_warning_here(tm
     config = run_config(tmp_path, "https://search.invalid", of=composed("evaluate", "compute=8xh100"))
     (found,) = findings(config, starting=False)
     assert found.severity == "warning" and "no retrieval service answers" in found.why
-
-
-@pytest.mark.parametrize(
-    ("stage", "overrides", "says"),
-    [
-        ("evaluate", ["retrieval.url=search.example.com"], r"http\(s\)://HOST"),
-        ("evaluate", ["retrieval.url=https://me:secret@search.example.com"], "without a user or a query"),
-        ("serve_search", [], "serve-search starts a service, and this one runs already"),
-        ("preview", ["source=papers.jsonl"], "searches the index that it makes of a sample"),
-    ],
-)
-def test_what_contradicts_it_is_refused_when_the_config_is_composed(stage, overrides, says):
-    has_url = any(override.startswith("retrieval.url=") for override in overrides)
-    with pytest.raises(OverrideError, match=says):
-        compose_stage(stage, [*([] if has_url else [f"retrieval.url={ELSEWHERE}"]), *overrides])
-
-
-@dataclass(frozen=True)
-class Searched:
-    """A conversation of one search."""
-
-    failure: str | None = None
-
-    @property
-    def finished(self) -> bool:
-        return self.failure is None
-
-
-def test_of_a_service_that_dies_mid_run_the_calls_are_counted_and_it_is_named(tmp_path, chroma):
-    with serving(chroma) as server:
-        config = run_config(tmp_path, server.url)
-        spec = search_spec(config)
-        assert isinstance(spec, ExternalSpec)
-        close = replace(spec, liveness=replace(spec.liveness, every_s=0.2, silent_s=0.2))
-        client = SearchClient(retrieval_url(config.retrieval), deadline_s=4.0)
-        answered, log = list[int](), tmp_path / "run" / "logs" / EVENTS_FILE
-
-        async def play(job: int) -> Searched:
-            if job == 2:
-                server.process.kill()
-                server.process.wait()
-            try:
-                await client.retrieve([f"question {job}"])
-            except SearchUnavailable as error:
-                return Searched(str(error))
-            return Searched()
-
-        async def whole(group: ServiceGroup) -> list[Failed[int]]:
-            keep = lambda job, _: answered.append(job)  # noqa: E731
-            one_at_once = OmegaConf.create({"solver": {"concurrency": 1}, "run": {"max_failed_share": 1}})
-            failed = await play_all(one_at_once, [0, 1, 2], play, keep, group, total=3, description="test")
-            await client.aclose()
-            return failed
-
-        with ServiceGroup([close]) as group:
-            failed = asyncio.run(whole(group))
-            ends = time.monotonic() + 60
-            while "silent" not in [event["kind"] for event in read_json_lines(log)]:
-                assert time.monotonic() < ends
-                group.check()
-                time.sleep(0.05)
-    assert answered == [0, 1]
-    assert [failure.job for failure in failed] == [2] and "did not answer" in failed[0].reason
-    (silent,) = (event for event in read_json_lines(log) if event["kind"] == "silent")
-    assert silent["component"] == "retrieval" and server.url in silent["text"]

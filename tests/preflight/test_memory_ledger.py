@@ -150,11 +150,19 @@ MACHINE = Machine(True, False, GPUS["H100"], 8, 1, None)
 SHAPE: ModelShape = KNOWN["qwen2.5-7b-instruct"]
 
 
-def ledger(config: DictConfig, **changes: object) -> Ledger:
-    changed = config.copy()
-    for key, value in changes.items():
-        OmegaConf.update(changed, key.replace("__", "."), value, force_add=True)
-    return training_ledger(changed, MACHINE, SHAPE, SHAPE)
+ACTOR, MODEL, ROLLOUT = (f"actor_rollout_ref.{part}" for part in ("actor", "model", "rollout"))
+FSDP = f"{ACTOR}.fsdp_config"
+
+
+def changed(config: DictConfig, changes: str) -> DictConfig:
+    """The config with further settings, `key=value key=value`."""
+    merged = OmegaConf.merge(config, OmegaConf.from_dotlist(changes.split()))
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def ledger(config: DictConfig, changes: str = "") -> Ledger:
+    return training_ledger(changed(config, changes), MACHINE, SHAPE, SHAPE)
 
 
 def test_adam_takes_16_bytes_a_weight_over_all_gpus(published):
@@ -166,11 +174,11 @@ def test_adam_takes_16_bytes_a_weight_over_all_gpus(published):
 @pytest.mark.parametrize(
     ("changes", "number"),
     [
-        ({}, 2),
-        ({"rollout__temperature": 0.8}, 4),
-        ({"model__override_config__attn_implementation": "sdpa"}, 10),
-        ({"actor__entropy_coeff": 0.01}, 10),
-        ({"actor__calculate_entropy": True}, 10),
+        ("", 2),
+        (f"{ROLLOUT}.temperature=0.8", 4),
+        (f"{MODEL}.override_config.attn_implementation=sdpa", 10),
+        (f"{ACTOR}.entropy_coeff=0.01", 10),
+        (f"{ACTOR}.calculate_entropy=true", 10),
     ],
 )
 def test_the_gradient_of_logits_takes_their_place_where_flash_attn_computes_the_loss(
@@ -178,73 +186,63 @@ def test_the_gradient_of_logits_takes_their_place_where_flash_attn_computes_the_
 ):
     tokens = micro_batch_tokens(published)
     assert tokens == 16384
-    chosen = {f"actor_rollout_ref__{key}": value for key, value in changes.items()}
-    chosen["actor_rollout_ref__model__use_fused_kernels"] = False
-    logits = ledger(published, **chosen).phases["update"]["actor: logits"]
+    logits = ledger(published, f"{MODEL}.use_fused_kernels=false {changes}").phases["update"]["actor: logits"]
     assert logits == pytest.approx(number * tokens * 152064 / GIB)
 
 
 def test_what_is_offloaded_is_on_the_gpu_for_the_update_alone(published):
     phases = ledger(published).phases
     assert "actor: Adam" not in phases["rollout"] and "actor: Adam" in phases["update"]
-    key = "actor_rollout_ref__actor__fsdp_config__optimizer_offload"
-    kept = ledger(published, **{key: False}).phases["rollout"]
+    kept = ledger(published, f"{FSDP}.optimizer_offload=false").phases["rollout"]
     # veRL has none left when it leaves the update.
     assert "actor: Adam" in kept and "actor: gradients" not in kept
 
 
 def test_an_offload_policy_keeps_the_state_off_the_gpu(published):
-    key = "actor_rollout_ref__actor__fsdp_config__offload_policy"
-    assert not any(
-        "Adam" in name for items in ledger(published, **{key: True}).phases.values() for name in items
-    )
+    phases = ledger(published, f"{FSDP}.offload_policy=true").phases
+    assert not any("Adam" in name for items in phases.values() for name in items)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"actor_rollout_ref__actor__ppo_max_token_len_per_gpu": 8192},
-        {
-            "actor_rollout_ref__actor__use_dynamic_bsz": False,
-            "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 2,
-        },
-        {"solver__mem_fraction_static": 0.1},
-        {"actor_rollout_ref__model__lora_rank": 16, "actor_rollout_ref__model__lora__merge": True},
-        {"actor_rollout_ref__actor__fsdp_config__model_dtype": "bf16"},
+        f"{ACTOR}.ppo_max_token_len_per_gpu=8192",
+        f"{ACTOR}.use_dynamic_bsz=false {ACTOR}.ppo_micro_batch_size_per_gpu=2",
+        "solver.mem_fraction_static=0.1",
+        f"{MODEL}.lora_rank=16 {MODEL}.lora.merge=true",
+        f"{FSDP}.model_dtype=bf16",
     ],
 )
 def test_less_of_anything_leaves_more_for_the_update(published, changes):
-    assert ledger(published, **changes).total("update") < ledger(published).total("update")
+    assert ledger(published, changes).total("update") < ledger(published).total("update")
 
 
 def test_without_gradient_checkpointing_every_layer_is_kept(published):
-    key = "actor_rollout_ref__model__enable_gradient_checkpointing"
-    kept = ledger(published, **{key: False}).phases["update"]["actor: activations"]
-    assert kept == pytest.approx(28 * ledger(published).phases["update"]["actor: one layer"])
+    kept = ledger(published, f"{MODEL}.enable_gradient_checkpointing=false").phases["update"]
+    layer = ledger(published).phases["update"]["actor: one layer"]
+    assert kept["actor: activations"] == pytest.approx(28 * layer)
 
 
 def test_a_fused_head_takes_the_same_for_any_number_of_tokens(published):
-    tokens = "actor_rollout_ref__actor__ppo_max_token_len_per_gpu"
-    items, fewer = (ledger(published, **{tokens: count}).phases["update"] for count in (16384, 4096))
+    items, fewer = (
+        ledger(published, f"{ACTOR}.ppo_max_token_len_per_gpu={tokens}").phases["update"]
+        for tokens in (16384, 4096)
+    )
     assert items["actor: head"] == fewer["actor: head"] and "actor: logits" not in items
-    apart = ledger(published, actor_rollout_ref__model__use_fused_kernels=False).phases["update"]
+    apart = ledger(published, f"{MODEL}.use_fused_kernels=false").phases["update"]
     assert apart["actor: logits"] > items["actor: head"]
 
 
 def test_gradients_that_are_exchanged_once_are_whole_on_every_gpu(published):
-    key = "actor_rollout_ref__actor__fsdp_config__use_no_sync_for_gradient_accumulation"
-    assert ledger(published, **{key: True}).phases["update"]["actor: gradients"] == pytest.approx(
-        4 * SHAPE.parameters / GIB
-    )
+    items = ledger(published, f"{FSDP}.use_no_sync_for_gradient_accumulation=true").phases["update"]
+    assert items["actor: gradients"] == pytest.approx(4 * SHAPE.parameters / GIB)
 
 
 def test_adams_step_needs_another_copy_unless_it_is_fused(published):
     assert "optimizer's step" not in ledger(published).phases
-    key = "actor_rollout_ref__actor__optim__override_optimizer_config"
-    items = ledger(published, **{key: None}).phases["optimizer's step"]
-    assert sum(gib for name, gib in items.items() if name.startswith("actor")) == pytest.approx(
-        20 * SHAPE.parameters / 8 / GIB
-    )
+    items = ledger(published, f"{ACTOR}.optim.override_optimizer_config=null").phases["optimizer's step"]
+    of_actor = sum(gib for name, gib in items.items() if name.startswith("actor"))
+    assert of_actor == pytest.approx(20 * SHAPE.parameters / 8 / GIB)
 
 
 @pytest.mark.parametrize(
@@ -281,8 +279,8 @@ def test_the_update_takes_what_was_measured_within_a_tenth(
 
 
 def test_an_engine_that_does_not_sleep_stays_during_the_update(published):
-    key = "actor_rollout_ref__rollout__free_cache_engine"
-    awake, asleep = ledger(published, **{key: False}).phases, ledger(published).phases
+    awake = ledger(published, f"{ROLLOUT}.free_cache_engine=false").phases
+    asleep = ledger(published).phases
     assert "rollout engine: share" in awake["update"] and "weight sync" not in awake
     assert "rollout engine: share" not in asleep["update"]
     assert 2.5 < asleep["update"]["rollout engine: asleep"] < asleep["rollout"]["rollout engine: outside it"]
@@ -323,16 +321,15 @@ def test_weights_are_synced_into_a_woken_engine_through_two_buckets_and_a_tensor
     items = ledger(published).phases["weight sync"]
     assert items["rollout engine: weights"] == pytest.approx(2 * SHAPE.parameters / GIB)
     assert items["actor: buckets of weights"] == pytest.approx(3 * embedding)
-    bucket = "actor_rollout_ref__rollout__checkpoint_engine__update_weights_bucket_megabytes"
-    wider = ledger(published, **{bucket: 4096}).phases["weight sync"]
+    bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+    wider = ledger(published, f"{bucket}=4096").phases["weight sync"]
     assert wider["actor: buckets of weights"] == pytest.approx(2 * 4 + embedding)
     assert "actor: weights" not in items
 
 
 def test_an_adapter_is_merged_on_the_gpu_or_leaves_the_engine_its_weights(published):
-    lora = {"actor_rollout_ref__model__lora_rank": 16}
-    apart = ledger(published, **lora)
-    merged = ledger(published, **lora, actor_rollout_ref__model__lora__merge=True)
+    apart = ledger(published, f"{MODEL}.lora_rank=16")
+    merged = ledger(published, f"{MODEL}.lora_rank=16 {MODEL}.lora.merge=true")
     assert "actor: weights" in merged.phases["weight sync"]
     assert "rollout engine: weights" in apart.phases["update"]
     assert "rollout engine: weights" not in merged.phases["update"]
@@ -341,21 +338,19 @@ def test_an_adapter_is_merged_on_the_gpu_or_leaves_the_engine_its_weights(publis
 @pytest.mark.parametrize(
     ("changes", "pinned", "unpinned", "backed_up"),
     [
-        ({}, 12, 0, 8),
-        ({"rollout__tensor_model_parallel_size": 2}, 12, 0, 4),
-        ({"rollout__free_cache_engine": False}, 12, 0, 0),
-        ({"rollout__name": "reference"}, 12, 0, 0),
-        ({"model__lora_rank": 16}, 4, 0, 0),
-        ({"actor__fsdp_config__optimizer_offload": False}, 4, 0, 8),
-        ({"actor__fsdp_config__offload_policy": True}, 8, 8, 8),
+        ("", 12, 0, 8),
+        (f"{ROLLOUT}.tensor_model_parallel_size=2", 12, 0, 4),
+        (f"{ROLLOUT}.free_cache_engine=false", 12, 0, 0),
+        (f"{ROLLOUT}.name=reference", 12, 0, 0),
+        (f"{MODEL}.lora_rank=16", 4, 0, 0),
+        (f"{FSDP}.optimizer_offload=false", 4, 0, 8),
+        (f"{FSDP}.offload_policy=true", 8, 8, 8),
     ],
 )
 def test_host_memory_holds_what_is_offloaded_and_a_copy_of_each_sleeping_engines_weights(
     published, changes, pinned, unpinned, backed_up
 ):
-    config = published.copy()
-    for key, value in changes.items():
-        OmegaConf.update(config, f"actor_rollout_ref.{key.replace('__', '.')}", value)
+    config = changed(published, changes)
     bytes_a_weight = unpinned + pinned * pinned_ratio(SHAPE, 8)
     # An adapter's Adam states are a thousandth.
     assert offloaded_gib(config, SHAPE) == pytest.approx(bytes_a_weight * SHAPE.parameters / GIB, rel=0.05)
@@ -374,21 +369,17 @@ def test_pinned_memory_comes_in_powers_of_two():
     ("device", "encoders", "models"), [("cuda", 2, 1), ("cuda", 9, 2), ("cuda:1", 3, 3), ("cpu", 2, 0)]
 )
 def test_encoders_take_turns_on_the_gpus(published, device, encoders, models):
-    changes = {"retrieval__device": device, "retrieval__encoders": encoders}
-    items = ledger(published, **changes).phases["update"]
+    items = ledger(published, f"retrieval.device={device} retrieval.encoders={encoders}").phases["update"]
     assert items.get("encoders (of one GPU)", 0) == models * EMBEDDER_GIB
 
 
 def test_encoders_and_the_indexs_graph_lie_in_host_memory(published, tmp_path):
     (tmp_path / "segment").mkdir()
     (tmp_path / "segment" / "data_level0.bin").write_bytes(bytes(1 << 20))
-    changed = published.copy()
-    OmegaConf.update(changed, "retrieval", {"device": "cpu", "encoders": 3})
-    OmegaConf.update(changed, "chroma.path", str(tmp_path))
-    assert retrieval_in_host_memory(changed) == {"encoders": 3 * EMBEDDER_GIB, "index": 2**20 / GIB}
-    OmegaConf.update(changed, "chroma.path", "http://127.0.0.1:9")
-    OmegaConf.update(changed, "retrieval.device", "cuda")
-    assert retrieval_in_host_memory(changed) == {}
+    here = changed(published, f"retrieval.device=cpu retrieval.encoders=3 chroma.path={tmp_path}")
+    assert retrieval_in_host_memory(here) == {"encoders": 3 * EMBEDDER_GIB, "index": 2**20 / GIB}
+    elsewhere = changed(published, "retrieval.device=cuda chroma.path=http://127.0.0.1:9")
+    assert retrieval_in_host_memory(elsewhere) == {}
 
 
 def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences():
@@ -401,14 +392,11 @@ def test_without_a_gpu_each_engine_has_its_weights_and_a_cache_for_its_sequences
     assert needed["rollout engine: KV cache"] == pytest.approx(16 * 1473 * 2 * 4 * 30 * 192 / GIB)
     assert needed["solver: weights"] == pytest.approx(2 * shape.parameters / GIB)
     assert needed["solver: processes"] == needed["rollout engine: processes"] == 3
-    two = OmegaConf.merge(config, {"machine": {"gpus": 2}})
-    twice = host_ledger(two, machine, shape, shape).phases["training"]
+    twice = host_ledger(changed(config, "machine.gpus=2"), machine, shape, shape).phases["training"]
     assert twice["rollout engine: weights"] == 2 * needed["rollout engine: weights"]
     assert twice["solver: weights"] == needed["solver: weights"]
 
 
 def test_an_adapter_is_what_is_trained(published):
-    changed = published.copy()
-    OmegaConf.update(changed, "actor_rollout_ref.model.lora_rank", 1)
     layer = 4 * 3584 + 2 * (3584 + 512) + 3 * (3584 + 18944)
-    assert trained(changed, SHAPE) == 28 * layer
+    assert trained(changed(published, f"{MODEL}.lora_rank=1"), SHAPE) == 28 * layer

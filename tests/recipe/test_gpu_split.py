@@ -16,11 +16,6 @@ def composed(stage, said):
     return resolve(compose_stage(stage, ["compute=8xh100", *said.split()]))
 
 
-def errors_of(stage, said):
-    config = compose_stage(stage, ["compute=8xh100", *said.split()])
-    return [str(one) for one in preflight(config, stage).errors if one.key not in ("data.train_files",)]
-
-
 @pytest.mark.parametrize(
     ("said", "training", "sampling"),
     [
@@ -45,13 +40,13 @@ def test_the_rest_follows_from_how_many_gpus_serve(said, training, sampling):
 
 @pytest.mark.parametrize("said", ["machine.serve_gpus=4", "machine.serve_gpus=[0,1,2,3]", LONG])
 def test_a_split_of_a_rented_machine_has_no_error_and_counts_its_gpus(said):
-    errors = [text for text in errors_of("train", f"env=wordle {said}") if "GiB" in text or "GPU" in text]
-    assert errors == []
-    ledger, whole = (
-        preflight(compose_stage("train", ["env=wordle", "compute=8xh100", *words]), "train").ledger
+    split, whole = (
+        preflight(compose_stage("train", ["env=wordle", "compute=8xh100", *words]), "train")
         for words in (said.split(), [])
     )
-    assert ledger.phases["update"]["actor: weights"] == 2 * whole.phases["update"]["actor: weights"]
+    assert [one for one in split.errors if "GiB" in str(one) or "GPU" in str(one)] == []
+    ledger = split.ledger
+    assert ledger.phases["update"]["actor: weights"] == 2 * whole.ledger.phases["update"]["actor: weights"]
     alone = ledger.phases["GPU that only samples"]
     assert "actor: weights" not in alone
     assert alone["rollout engine: share"] >= ledger.phases["rollout"]["rollout engine: share"]
@@ -86,19 +81,6 @@ def test_a_split_that_cannot_be_is_one_line_with_what_to_do(said, message):
     with pytest.raises(OverrideError) as refused:
         composed("solver", said)
     assert message in str(refused.value) and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("stage", "said", "message"),
-    [
-        ("challenger", "machine.serve_gpus=4", "leave machine.serve_gpus out, or set allow_off_policy=true"),
-        ("solver", "machine.serve_gpus=3 solver.tp_size=2", "machine.serve_gpus so that 2 divides both"),
-        ("solver", "machine.serve_gpus=4 rollout=reference", "serve_gpus out, or use rollout=sglang"),
-        ("solver", "mode=separate_async", "set machine.serve_gpus=4 instead of mode="),
-    ],
-)
-def test_a_split_that_the_stage_cannot_use_is_an_error_with_what_to_do(stage, said, message):
-    assert any(message in text for text in errors_of(stage, said))
 
 
 @pytest.mark.parametrize(

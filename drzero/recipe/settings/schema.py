@@ -104,10 +104,8 @@ class Schema:
 @cache
 def schema_of(stage: str) -> Schema:
     """The schema of a stage. Raises KeyError for an unknown one."""
-    own = OWN[stage]
-    shared = [] if stage == "evolve" else list(keys_of(stages.Common))
-    keys = [*shared, *(keys_of(own) if own else ())]
-    return Schema(stage, {key.name: key for key in keys})
+    shared = () if stage == "evolve" else keys_of(stages.Common)
+    return Schema(stage, {key.name: key for key in (*shared, *own_keys(stage))})
 
 
 def in_full(stage: str, overrides: Sequence[str]) -> list[str]:
