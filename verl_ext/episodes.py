@@ -32,6 +32,19 @@ class Sampled:
     truncated: bool = False  # cut off by the token limit
 
 
+@dataclass
+class Answered:
+    """One answered request of a conversation that a player keeps."""
+
+    prompt_ids: list[int]
+    sampled: Sampled
+
+    @property
+    def known(self) -> list[int]:
+        """Prompt and sampled ids."""
+        return self.prompt_ids + self.sampled.ids
+
+
 class Model(Protocol):
     """What samples the turns of an episode."""
 

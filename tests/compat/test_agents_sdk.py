@@ -28,7 +28,7 @@ def test_its_calls_are_one_row_of_the_sampled_ids(tmp_path, tmp_path_factory, sm
     python = environment(tmp_path_factory, "openai-agents")
     task = {"messages": [{"role": "user", "content": "Where is Vell?"}], "answer": "Vell"}
     (tmp_path / "tasks.jsonl").write_text(json.dumps(task))
-    model = Told(smollm2_tokenizer, [CALL, "It is <answer>Vell</answer>."])
+    model = Told(smollm2_tokenizer, CALL, "It is <answer>Vell</answer>.")
     passage = {"id": "vell", "title": "Vell", "text": "A town.", "contents": ""}
     with serving((200, {"result": [[passage]]})) as search:
         words = {"data": str(tmp_path / "tasks.jsonl"), "search": True, "search_url": search.url}

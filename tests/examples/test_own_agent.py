@@ -9,7 +9,6 @@ from told_model import Told
 from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.episodes import EpisodeLimits, play_row
-from verl_ext.method.chat import demo_chat_template
 
 LIMITS = EpisodeLimits(prompt_tokens=1024, response_tokens=2048, tokens_per_turn=128)
 TASK = {"question": "Which town lies on the river Galmir?", "answer": "Drosken"}
@@ -38,11 +37,10 @@ def calling(name, /, **arguments):
     ],
 )
 def test_the_example_searches_and_is_paid(lines, rewards, heard, towns, smollm2_tokenizer, tmp_path):
-    smollm2_tokenizer.chat_template = demo_chat_template()
     (tmp_path / "tasks.jsonl").write_text(json.dumps(TASK))
     name, data = "examples/own_agent.py:answer", str(tmp_path / "tasks.jsonl")
     taskset = AgentTaskset(name, data=data, search=True, search_url=towns)
-    model = Told(smollm2_tokenizer, lines)
+    model = Told(smollm2_tokenizer, *lines)
     (row,) = asyncio.run(play_row(taskset, Row("a", {"task": TASK}), model, LIMITS))
     assert row.fault is None and row.score.parts == rewards
     answers = [turn.answers[0]["content"] if turn.answers else None for turn in row.conversation.turns]

@@ -26,6 +26,7 @@ class Engine:
     async def generate(
         self, *, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
     ) -> TokenOutput:
+        assert sampling_params["temperature"] == 0.7  # the run's
         self.caps.append(sampling_params["max_tokens"])
         self.stops.append(sampling_params.get("stop_token_ids"))
         ids = [*self._turns[len(self.inputs)], self._eos][: self.caps[-1]]

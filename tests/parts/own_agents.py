@@ -1,9 +1,8 @@
-"""The demo's search agent as a user would bring it: plain OpenAI, LangGraph, and Anthropic's messages.
+"""The demo's search agent as a user would bring it: with LangGraph, and with Anthropic's messages.
 
 Each plays a task {"messages", "answer"} with the run's search service, and returns the same rewards.
 """
 
-import json
 from typing import Any
 
 from environments.agent.contract import Endpoint
@@ -30,26 +29,6 @@ def reward(text: str, task: dict[str, Any]) -> dict[str, float]:
     """As the environment `search` scores its last turn."""
     scored = solver_reward(Trajectory((Turn(text),)), [task["answer"]])
     return {"reward": scored.score, "f1": scored.f1}
-
-
-async def plain_openai(task: dict[str, Any], endpoint: Endpoint) -> dict[str, float]:
-    """OpenAI's chat completions."""
-    from openai import AsyncOpenAI
-
-    messages: list[Any] = list(task["messages"])
-    async with AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
-        for turn in range(1, TURNS + 1):
-            answer = await client.chat.completions.create(
-                model=endpoint.model, messages=messages, tools=[SEARCH_TOOL_SCHEMA]
-            )
-            said = answer.choices[0].message
-            messages.append(said.model_dump(exclude_none=True))
-            if not said.tool_calls or turn == TURNS:
-                break
-            for call in said.tool_calls:
-                found = await search(endpoint, **json.loads(call.function.arguments))
-                messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
-    return reward(said.content or "", task)
 
 
 async def langgraph(task: dict[str, Any], endpoint: Endpoint) -> dict[str, float]:

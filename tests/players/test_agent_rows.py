@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from tensordict import NonTensorData, TensorDict
+from told_model import Told
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
@@ -26,9 +27,8 @@ from drzero.recipe.compose import compose_plain, resolve
 from environments.conversation import Conversation
 from environments.score import Score
 from verl_ext.apis.turn import Asked
-from verl_ext.episodes import EpisodeLimits, Sampled
+from verl_ext.episodes import EpisodeLimits
 from verl_ext.method.advantages import call_advantages
-from verl_ext.method.chat import demo_chat_template
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop, reward_fields
 from verl_ext.trainer.policy_loss import BYPASS_MODE, bypass_mode_loss
 from verl_ext.trainer.step_rows import StepRow, read_rows
@@ -36,25 +36,6 @@ from verl_ext.trainer.trainers import ENVIRONMENT, GroupRelativeTrainer
 
 LIMITS = EpisodeLimits(prompt_tokens=256, response_tokens=4096, tokens_per_turn=64)
 MOST = 7  # calls of an episode
-
-
-class Talker:
-    """Says a number of its own each time, so that no two calls are alike."""
-
-    def __init__(self, tokenizer):
-        self.tokenizer, self.said = tokenizer, 0
-
-    async def sample(self, prompt_ids, max_tokens):
-        self.said += 1
-        ids = self.tokenizer.encode(f"{self.said} and on" * (1 + self.said % 3), add_special_tokens=False)
-        ids.append(self.tokenizer.convert_tokens_to_ids("<|im_end|>"))
-        return Sampled(ids, [-0.5] * len(ids))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(smollm2_tokenizer):
-    smollm2_tokenizer.chat_template = demo_chat_template()
-    return smollm2_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +53,8 @@ groups = st.lists(st.tuples(shapes, rewards), min_size=1, max_size=4)
 
 def session_of(shape, tokenizer):
     """The calls of an episode of this shape, by the gateway's own session."""
-    session = AgentSession(Talker(tokenizer), LIMITS, MOST)
+    lines = (f"{number} and on" * (1 + number % 3) for number in range(len(shape)))  # no two are alike
+    session = AgentSession(Told(tokenizer, *lines), LIMITS, MOST)
 
     async def ask():
         for number, earlier in enumerate(shape):

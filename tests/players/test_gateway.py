@@ -13,7 +13,7 @@ import httpx
 import own_agents
 import pytest
 import uvloop
-from anthropic import Anthropic, AsyncAnthropic
+from anthropic import Anthropic
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from told_model import Told
 
@@ -31,7 +31,6 @@ from environments.agent.taskset import AgentTaskset
 from environments.row import Row
 from verl_ext.clients.environment_agent import EpisodeAttempt, of_episode
 from verl_ext.episodes import EpisodeLimits, play_row
-from verl_ext.method.chat import demo_chat_template
 from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 from verl_ext.rollout.environment_agent_loop import reward_fields
 from verl_ext.trainer.step_rows import StepRow, dump_rows
@@ -42,13 +41,13 @@ TOOL = SEARCH_TOOL_SCHEMA
 PARAMETERS = TOOL["function"]["parameters"]
 PARSED = {"parsed": True, "tool_calls": {"__all__": {"function": {"parsed_arguments"}}}}  # by openai's helper
 FOUND = "[1] Vell: a town."
-USER, SAID = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "hm"}
 
 
-@pytest.fixture(scope="module")
-def tokenizer(smollm2_tokenizer):
-    smollm2_tokenizer.chat_template = demo_chat_template()
-    return smollm2_tokenizer
+def user(text):
+    return {"role": "user", "content": text}
+
+
+USER, SAID = user("hi"), {"role": "assistant", "content": "hm"}
 
 
 @pytest.fixture
@@ -63,11 +62,10 @@ def played(tasks, tokenizer):
     """Plays an agent's function. Returns its rows and the model."""
 
     def play(agent, *lines, **options):
-        taskset = AgentTaskset("own_agents:plain_openai", data=str(tasks), **{"tries": 1} | options)
+        taskset = AgentTaskset("own_agents:langgraph", data=str(tasks), **{"tries": 1} | options)
         taskset.agent = Agent("own", agent)
-        model = Told(tokenizer, lines)
-        asked = {"role": "user", "content": "Where is Vell?"}
-        task = {"question": asked["content"], "messages": [asked], "answer": "Vell"}
+        model = Told(tokenizer, *lines)
+        task = {"question": "Where is Vell?", "messages": [user("Where is Vell?")], "answer": "Vell"}
         row = Row("train-1", {"task": task})
         return asyncio.run(play_row(taskset, row, model, LIMITS)), model
 
@@ -76,7 +74,7 @@ def played(tasks, tokenizer):
 
 async def chat(task, endpoint, stream=False, **more):
     client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    messages = [{"role": "user", "content": task["question"]}]
+    messages = [user(task["question"])]
     while True:
         asked = {"model": endpoint.model, "messages": messages, "tools": [TOOL], **more}
         if stream:
@@ -98,29 +96,17 @@ async def chat_streamed(task, endpoint):
     return await chat(task, endpoint, stream=True)
 
 
-async def responses(task, endpoint):
+async def responses(task, endpoint, stream=False):
     client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    items = [{"role": "user", "content": task["question"]}]
+    items = [user(task["question"])]
     tool = {"type": "function", "name": "search", "description": "Find.", "parameters": PARAMETERS}
     while True:
         asked = {"model": endpoint.model, "input": items, "tools": [tool | {"strict": True}]}
-        answer = await client.responses.create(**asked)
-        items += [item.model_dump(exclude_none=True) for item in answer.output]
-        calls = [item for item in answer.output if item.type == "function_call"]
-        if not calls:
-            return float("Vell" in answer.output_text)
-        items += [
-            {"type": "function_call_output", "call_id": call.call_id, "output": FOUND} for call in calls
-        ]
-
-
-async def responses_streamed(task, endpoint):
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    items = [{"role": "user", "content": task["question"]}]
-    tool = {"type": "function", "name": "search", "description": "Find.", "parameters": PARAMETERS}
-    while True:
-        async with client.responses.stream(model=endpoint.model, input=items, tools=[tool]) as events:
-            answer = await events.get_final_response()
+        if stream:
+            async with client.responses.stream(**asked | {"tools": [tool]}) as events:
+                answer = await events.get_final_response()
+        else:
+            answer = await client.responses.create(**asked)
         items += [item.model_dump(exclude_none=True, exclude={"parsed_arguments"}) for item in answer.output]
         calls = [item for item in answer.output if item.type == "function_call"]
         if not calls:
@@ -130,42 +116,28 @@ async def responses_streamed(task, endpoint):
         ]
 
 
+async def responses_streamed(task, endpoint):
+    return await responses(task, endpoint, stream=True)
+
+
 ANTHROPIC_TOOL = {"name": "search", "description": "Find.", "input_schema": PARAMETERS}
 
 
-def _told(answer):
-    used = [block for block in answer.content if block.type == "tool_use"]
-    found = [{"type": "tool_result", "tool_use_id": block.id, "content": FOUND} for block in used]
-    said = {"role": "assistant", "content": [block.model_dump() for block in answer.content]}
-    return [said, *([{"role": "user", "content": found}] if found else [])]
-
-
-async def messages(task, endpoint):
-    client = AsyncAnthropic(base_url=endpoint.base_url.removesuffix("/v1"), api_key=endpoint.api_key)
-    said = [{"role": "user", "content": task["question"]}]
-    while True:
-        asked = {"model": endpoint.model, "max_tokens": 100, "messages": said, "tools": [ANTHROPIC_TOOL]}
-        answer = await client.messages.create(**asked)
-        said += _told(answer)
-        if answer.stop_reason != "tool_use":
-            return float("Vell" in answer.content[0].text)
-
-
-async def messages_streamed_by_a_blocking_client(task, endpoint):
+async def messages_by_a_blocking_client(task, endpoint):
     client = Anthropic(base_url=endpoint.base_url.removesuffix("/v1"), api_key=endpoint.api_key)
-    said = [{"role": "user", "content": task["question"]}]
+    said = [user(task["question"])]
     while True:
         asked = {"model": endpoint.model, "max_tokens": 100, "messages": said, "tools": [ANTHROPIC_TOOL]}
-        with client.messages.stream(**asked) as stream:
-            answer = stream.get_final_message()
-        said += _told(answer)
+        answer = client.messages.create(**asked)
+        said.append({"role": "assistant", "content": [block.model_dump() for block in answer.content]})
         if answer.stop_reason != "tool_use":
             return float("Vell" in answer.content[0].text)
+        used = [block.id for block in answer.content if block.type == "tool_use"]
+        said.append(user([{"type": "tool_result", "tool_use_id": one, "content": FOUND} for one in used]))
 
 
 CLIENTS = [chat, chat_streamed, responses, responses_streamed]
-CLIENTS += [messages, messages_streamed_by_a_blocking_client]
-CLIENTS += [own_agents.plain_openai, own_agents.langgraph, own_agents.anthropic]
+CLIENTS += [messages_by_a_blocking_client, own_agents.langgraph, own_agents.anthropic]
 
 
 @pytest.mark.parametrize("agent", CLIENTS, ids=lambda agent: agent.__name__)
@@ -182,61 +154,53 @@ def test_every_client_gives_one_row_of_the_ids_that_were_sampled(agent, first, p
     assert row.prompt_ids == first_in and row.prompt_ids + row.response_ids == second_in + second_out
     trained = [token for token, kept in zip(row.response_ids, row.response_mask, strict=True) if kept]
     assert trained == first_out + second_out
-    assert [log_prob for log_prob in row.log_probs if log_prob] == [-0.5] * len(trained)
-    assert [turn.answers[0]["content"] if turn.answers else None for turn in row.conversation.turns] == [
-        FOUND,
-        None,
-    ]
+    assert [log_prob for log_prob in row.log_probs if log_prob] == model.log_probs
+    first, last = row.conversation.turns
+    assert [message["content"] for message in first.answers] == [FOUND] and not last.answers
+
+
+async def said(endpoint, messages, *, api_key=None, **more):
+    """The model's next message."""
+    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=api_key or endpoint.api_key, max_retries=0)
+    answer = await client.chat.completions.create(model="policy", messages=messages, **more)
+    return {"role": "assistant", "content": answer.choices[0].message.content}
+
+
+async def post(endpoint, path, body, base_url=None):
+    async with httpx.AsyncClient(timeout=60) as client:
+        headers = {"x-api-key": endpoint.api_key}
+        return await client.post(f"{base_url or endpoint.base_url}/{path}", json=body, headers=headers)
 
 
 async def compacted(task, endpoint):
     """Forgets its first exchange, as an agent does whose context is full."""
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    ask = client.chat.completions.create
-    messages = [{"role": "user", "content": "one"}]
+    messages = [user("one")]
     for word in ("two", "three"):
-        answer = await ask(model="policy", messages=messages)
-        messages += [{"role": "assistant", "content": answer.choices[0].message.content}]
-        messages += [{"role": "user", "content": word}]
-    await ask(model="policy", messages=[{"role": "user", "content": "in short: one, two"}, *messages[-1:]])
+        messages += [await said(endpoint, messages), user(word)]
+    await said(endpoint, [user("in short: one, two"), *messages[-1:]])
     return 1.0
 
 
 async def parallel(task, endpoint):
     """Asks one opening turn, and goes on from it in two ways at once."""
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    opening = [{"role": "user", "content": "plan"}]
-    first = await client.chat.completions.create(model="policy", messages=opening)
-    opening.append({"role": "assistant", "content": first.choices[0].message.content})
-
-    async def further(word):
-        more = [*opening, {"role": "user", "content": word}]
-        return await client.chat.completions.create(model="policy", messages=more)
-
-    await asyncio.gather(further("left"), further("right"))
+    opening = [user("plan"), await said(endpoint, [user("plan")])]
+    await asyncio.gather(*(said(endpoint, [*opening, user(word)]) for word in ("left", "right")))
     return {"reward": 0.5, "speed": 2.0}
 
 
 async def edited(task, endpoint):
     """Sends back another answer than it heard."""
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    opening = [{"role": "user", "content": "plan"}]
-    await client.chat.completions.create(model="policy", messages=opening)
-    opening += [{"role": "assistant", "content": "something else"}, {"role": "user", "content": "go on"}]
-    await client.chat.completions.create(model="policy", messages=opening)
+    await said(endpoint, [user("plan")])
+    await said(endpoint, [user("plan"), SAID, user("go on")])
     return [0.25, 0.5]
 
 
 async def asks_again(task, endpoint):
     """Asks the same twice, then with a tool, then a helper with the same first words."""
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
     system = {"role": "system", "content": "be short"}
-    opening = [system, {"role": "user", "content": "plan"}]
     for more in ({}, {}, {"tools": [TOOL]}):
-        await client.chat.completions.create(model="policy", messages=opening, **more)
-    await client.chat.completions.create(
-        model="policy", messages=[system, {"role": "user", "content": "help"}]
-    )
+        await said(endpoint, [system, user("plan")], **more)
+    await said(endpoint, [system, user("help")])
     return 1.0
 
 
@@ -257,18 +221,10 @@ def test_a_conversation_that_does_not_go_on_begins_a_row_and_no_token_is_trained
 @pytest.mark.parametrize(
     ("agent", "begins"),
     [
-        (compacted, ["begins the episode", "a conversation of its own"]),
-        (parallel, ["begins the episode", "branches from call 1"]),
-        (edited, ["begins the episode", "rewrites call 1 from message 2 on"]),
-        (
-            asks_again,
-            [
-                "begins the episode",
-                "asks call 1 again",
-                "has other tools than call 2",
-                "a conversation of its own",
-            ],
-        ),
+        (compacted, ["a conversation of its own"]),
+        (parallel, ["branches from call 1"]),
+        (edited, ["rewrites call 1 from message 2 on"]),
+        (asks_again, ["asks call 1 again", "has other tools than call 2", "a conversation of its own"]),
     ],
 )
 def test_dumps_and_answers_say_where_each_row_begins_and_which_part_of_it_is_trained(
@@ -297,7 +253,7 @@ def test_dumps_and_answers_say_where_each_row_begins_and_which_part_of_it_is_tra
         record["rows"][0]["agent"]["calls"]
     )
     rows = sorted(every_row(call_rows(episode.agent)), key=lambda row: row.number)
-    assert [row.begins for row in rows] == begins
+    assert [row.begins for row in rows] == ["begins the episode", *begins]
     assert [row.tokens for row in rows] == [sum(one.response_mask) for one in found]
     assert [row.tokens + row.tokens_before for row in rows] == [
         sum(bool(log_prob) for log_prob in one.log_probs) for one in found
@@ -350,39 +306,19 @@ def test_a_client_may_write_an_answer_in_its_own_way_and_one_that_edits_it_begin
     first, change, goes_on, played
 ):
     async def agent(task, endpoint):
-        headers, messages = {"x-api-key": endpoint.api_key}, [USER]
-        async with httpx.AsyncClient(timeout=60) as client:
-            for _ in range(2):
-                body = {"messages": messages, "tools": [TOOL]}
-                answer = await client.post(
-                    f"{endpoint.base_url}/chat/completions", json=body, headers=headers
-                )
-                said = answer.json()["choices"][0]["message"]
-                change(said) if len(messages) == 1 else None
-                calls = said.get("tool_calls") or ()
-                found = [{"role": "tool", "tool_call_id": one["id"], "content": FOUND} for one in calls]
-                messages = [*messages, said, *(found[::-1] or [USER])]
+        body = {"messages": [USER], "tools": [TOOL]}
+        message = (await post(endpoint, "chat/completions", body)).json()["choices"][0]["message"]
+        change(message)
+        calls = message.get("tool_calls") or ()
+        found = [{"role": "tool", "tool_call_id": one["id"], "content": FOUND} for one in calls]
+        answers = found[::-1] or [USER]
+        await post(endpoint, "chat/completions", body | {"messages": [USER, message, *answers]})
         return 1.0
 
     rows, model = played(agent, first, "plain")
     assert len(rows) == (1 if goes_on else 2) and rows[0].fault is None
     assert sum(sum(row.response_mask) for row in rows) == sum(len(ids) for _, ids in model.log)
     assert not any(row.token_drift for row in rows)
-
-
-async def leaves_a_call_behind(task, endpoint):
-    """Returns while its second call still waits for its model."""
-    await chat(task, endpoint)
-    body, headers = {"messages": [USER]}, {"x-api-key": endpoint.api_key}
-    url = f"{endpoint.base_url}/chat/completions"
-    threading.Thread(target=lambda: suppressed_post(url, body, headers), daemon=True).start()
-    await asyncio.sleep(0.3)
-    return 1.0
-
-
-def suppressed_post(url, body, headers):
-    with suppress(httpx.HTTPError):
-        httpx.post(url, json=body, headers=headers, timeout=60)
 
 
 def test_a_call_without_an_answer_when_its_agent_returns_is_not_trained(played, monkeypatch):
@@ -393,59 +329,53 @@ def test_a_call_without_an_answer_when_its_agent_returns_is_not_trained(played, 
         await asyncio.sleep(2 if len(begun) == 2 else 0)
         return await sample(self, prompt_ids, max_tokens)
 
+    async def leaves_a_call_behind(task, endpoint):
+        def call():
+            with suppress(httpx.HTTPError):
+                asyncio.run(post(endpoint, "chat/completions", {"messages": [USER]}))
+
+        await chat(task, endpoint)
+        threading.Thread(target=call, daemon=True).start()
+        while len(begun) < 2:
+            await asyncio.sleep(0.01)
+        return 1.0
+
     monkeypatch.setattr(Told, "sample", slowly)
     (row,), model = played(leaves_a_call_behind, "<answer>Vell</answer>", "late")
     assert len(begun) == 2 and row.score.reward == 1.0
     assert sum(row.response_mask) == len(model.log[0][1]) and len(row.extra["agent"]["calls"]) == 1
 
 
-async def raises(task, endpoint):
-    raise ValueError("no such town")
+def failing(error):
+    async def agent(task, endpoint):
+        raise error
 
-
-async def exits(task, endpoint):
-    raise SystemExit(3)
-
-
-async def gives_up(task, endpoint):
-    raise TimeoutError("no answer in time")
+    return agent
 
 
 async def fails_in_a_group(task, endpoint):
     async with asyncio.TaskGroup() as group:
-        group.create_task(raises(task, endpoint))
+        group.create_task(failing(ValueError("no such town"))(task, endpoint))
 
 
-async def is_interrupted(task, endpoint):
-    raise BaseExceptionGroup("several", [KeyboardInterrupt("now")])
+def paid(reward):
+    """Calls its model twice, and returns the reward."""
 
+    async def agent(task, endpoint):
+        await chat(task, endpoint)
+        return reward
 
-async def adds_up_to_infinity(task, endpoint):
-    await chat(task, endpoint)
-    return [1e308, 1e308]
+    return agent
 
 
 async def asks_nothing(task, endpoint):
     return 1.0
 
 
-async def gives_nothing(task, endpoint):
-    await chat(task, endpoint)
-
-
-async def gives_nan(task, endpoint):
-    return await chat(task, endpoint) * float("nan")
-
-
-async def pays_too_few_calls(task, endpoint):
-    await chat(task, endpoint)
-    return [1.0, 1.0, 1.0]
-
-
 async def asks_without_end(task, endpoint):
     client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
     for _ in range(200):
-        client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "again"}])
+        client.chat.completions.create(model="policy", messages=[USER])
 
 
 async def hangs(task, endpoint):
@@ -457,69 +387,49 @@ async def blocks(task, endpoint):
 
 
 async def uses_another_key(task, endpoint):
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key="another", max_retries=0)
-    await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hello"}])
+    await said(endpoint, [USER], api_key="another")
 
 
-async def asks_in_threads(task, endpoint):
-    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    ask = client.chat.completions.create
-
-    def further(word):
-        return ask(model="policy", messages=[{"role": "user", "content": word}])
-
-    await asyncio.gather(*(asyncio.to_thread(further, word) for word in ("one", "two", "three")))
-    return [1.0, 2.0, 3.0]
-
-
-async def asks_in_vain(task, endpoint):
-    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
-    for role in ("user", "assistant"):
-        client.chat.completions.create(model="policy", messages=[{"role": role, "content": "x"}], n=2)
+async def asks_for_two_answers(task, endpoint):
+    await said(endpoint, [USER], n=2)
 
 
 async def begins_too_long(task, endpoint):
     with pytest.raises(BadRequestError, match="maximum context length"):
-        client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-        long = [{"role": "user", "content": "word " * 600}]
-        await client.chat.completions.create(model="policy", messages=long)
+        await said(endpoint, [user("word " * 600)])
     return 1.0
 
 
-NASTY = [
-    (raises, "raised", "it raised ValueError: no such town"),
-    (exits, "raised", "it raised RuntimeError: SystemExit: 3"),
-    (gives_up, "raised", "it raised TimeoutError: no answer in time"),
-    (fails_in_a_group, "raised", "it raised ValueError: no such town"),
-    (is_interrupted, "raised", "it raised RuntimeError: BaseExceptionGroup: several"),
-    (adds_up_to_infinity, "no_reward", "the reward adds up to inf"),
-    (asks_nothing, "no_call", "it called its model not once"),
-    (gives_nothing, "no_reward", "the reward is None (NoneType), not a number"),
-    (gives_nan, "no_reward", "the reward is nan"),
-    (pays_too_few_calls, "no_reward", "it returned 3 rewards for 2 model calls"),
-    (asks_without_end, "too_many_calls", "it called the model more than 5 times (environment.max_turns)"),
-    (hangs, "timed_out", "it did not end within 1 s"),
-    (blocks, "timed_out", "it did not end within 1 s, nor when it was cancelled"),
-    (uses_another_key, "another_key", "its model was called with the key of another episode"),
-    (asks_in_vain, "raised", "it raised BadRequestError: Error code: 400 - {'error': {'message': 'n: an"),
-    (begins_too_long, "too_long", "its first messages are 6"),
-]
+GROUP = BaseExceptionGroup("several", [KeyboardInterrupt("now")])
+REFUSED = "it raised BadRequestError: Error code:"
+NASTY = {
+    "raises": (failing(ValueError("no such town")), "raised", "it raised ValueError: no such town"),
+    "exits": (failing(SystemExit(3)), "raised", "it raised RuntimeError: SystemExit: 3"),
+    "gives up": (failing(TimeoutError("too late")), "raised", "it raised TimeoutError: too late"),
+    "fails in a group": (fails_in_a_group, "raised", "it raised ValueError: no such town"),
+    "is interrupted": (failing(GROUP), "raised", "it raised RuntimeError: BaseExceptionGroup: several"),
+    "infinity": (paid([1e308, 1e308]), "no_reward", "the reward adds up to inf"),
+    "nothing": (paid(None), "no_reward", "the reward is None (NoneType), not a number"),
+    "not a number": (paid(float("nan")), "no_reward", "the reward is nan"),
+    "too few calls": (paid([1.0, 1.0, 1.0]), "no_reward", "it returned 3 rewards for 2 model calls"),
+    "asks nothing": (asks_nothing, "no_call", "it called its model not once"),
+    "asks without end": (asks_without_end, "too_many_calls", "it called the model more than 5 times (env"),
+    "hangs": (hangs, "timed_out", "it did not end within 1 s"),
+    "blocks": (blocks, "timed_out", "it did not end within 1 s, nor when it was cancelled"),
+    "another key": (uses_another_key, "another_key", "its model was called with the key of another episode"),
+    "two answers": (asks_for_two_answers, "raised", f"{REFUSED} 400 - {{'error': {{'message': 'n: an"),
+    "too long": (begins_too_long, "too_long", "its first messages are 6"),
+}
 
 
-@pytest.mark.parametrize(("agent", "name", "fault"), NASTY, ids=[agent.__name__ for agent, *_ in NASTY])
+@pytest.mark.parametrize(("agent", "name", "fault"), NASTY.values(), ids=NASTY)
 def test_what_goes_wrong_has_its_name_and_no_score(agent, name, fault, played):
     limit_s = 1 if name == "timed_out" else 60  # a busy machine takes seconds to import a client
     rows, _ = played(agent, *[CALL, "<answer>Vell</answer>"] * 3, max_calls=5, timeout_s=limit_s)
     assert all(row.score is None and row.ended == "fault" for row in rows)
-    assert rows[0].fault.startswith(f"agent:own_agents:plain_openai: {fault}")
+    assert rows[0].fault.startswith(f"agent:own_agents:langgraph: {fault}")
     assert rows[0].fault.endswith("[row train-1]")
     assert [one["name"] for one in rows[0].extra["agent"]["faults"]] == [name]
-
-
-def test_calls_from_threads_are_rows_of_one_episode(played):
-    rows, model = played(asks_in_threads, "a", "b", "c")
-    assert len(rows) == len(model.log) == 3 and all(row.score.reward == 6.0 for row in rows)
-    assert rows[0].extra["agent"]["rewards"] == [1.0, 2.0, 3.0]
 
 
 COMMANDS = {
@@ -614,26 +524,25 @@ SERVERS_TOOL = {"type": "web_search_20250305", "name": "web_search"}
 SCHEMA = {"format": {"type": "json_schema", "name": "x", "schema": {}}}
 REQUESTS = [
     ("chat/completions", {"messages": [USER, SAID]}, None),
-    ("chat/completions", {"messages": [{"role": "user", "content": None}]}, None),
-    ("chat/completions", {"messages": [{"role": "user", "content": IMAGE}]}, "messages.0.content.0.type:"),
-    ("chat/completions", {"messages": [USER], "max_tokens": 0}, "max_tokens: an answer has at least one"),
+    ("chat/completions", {"messages": [user(None)]}, None),
+    ("chat/completions", {"messages": [user(IMAGE)]}, "messages.0.content.0.type:"),
     ("chat/completions", {"messages": [USER], "max_tokens": -5}, "max_tokens: an answer has at least one"),
     ("chat/completions", {"messages": [{"role": "assistant", "tool_calls": [OLD_CALL]}]}, "RecursionError"),
-    ("responses", {"input": [{"role": "user", "content": None}]}, None),
+    ("responses", {"input": [user(None)]}, None),
     ("responses", {"input": [{"content": "x"}]}, "a message's role is one of user, assistant"),
     ("responses", {"input": [{"role": "robot", "content": "x"}]}, "a message's role is one of user"),
-    ("responses", {"input": [{"role": "user", "content": ["x"]}]}, "AttributeError"),
+    ("responses", {"input": [user(["x"])]}, "AttributeError"),
     ("responses", {"input": [USER, OLD_ITEM]}, "RecursionError"),
     ("responses", {"input": "hi", "text": SCHEMA}, "text.format: answers are text"),
     ("responses", {"input": "hi", "text": {"format": {"type": "text"}, "verbosity": "low"}}, None),
     ("responses", {"input": "hi", "max_output_tokens": 0}, "max_tokens: an answer has at least one"),
     ("messages", {"messages": [USER, SAID]}, "messages: the last is the assistant's"),
-    ("messages", {"messages": [{"role": "user", "content": ""}]}, None),
-    ("messages", {"messages": [{"role": "user", "content": []}]}, None),
+    ("messages", {"messages": [user("")]}, None),
+    ("messages", {"messages": [user([])]}, None),
     ("messages", {"messages": [USER], "tools": [SERVERS_TOOL]}, "tools.0.type: this server takes"),
     ("messages", {"messages": [USER], "tool_choice": {"type": "any"}}, "tool_choice.type: this server takes"),
     ("messages", {"messages": [USER], "tool_choice": {"type": "auto"}}, None),
-    ("messages/count_tokens", {"messages": [{"role": "user", "content": []}]}, None),
+    ("messages/count_tokens", {"messages": [user([])]}, None),
     ("messages/count_tokens", {"messages": []}, "messages: List should have at least 1 item"),
 ]
 
@@ -641,12 +550,9 @@ REQUESTS = [
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_answered_or_refused_in_words(stream, played):
     async def agent(task, endpoint):
-        headers, told = {"x-api-key": endpoint.api_key}, []
-        async with httpx.AsyncClient(timeout=60) as client:
-            for path, body, _ in REQUESTS:
-                asked = body | ({"stream": True} if stream and "count" not in path else {})
-                told.append(await client.post(f"{endpoint.base_url}/{path}", json=asked, headers=headers))
-        for answer, (path, _, why) in zip(told, REQUESTS, strict=True):
+        for path, body, why in REQUESTS:
+            asked = body | ({"stream": True} if stream and "count" not in path else {})
+            answer = await post(endpoint, path, asked)
             assert answer.status_code == (400 if why else 200), (path, answer.text)
             assert (why or "") in answer.text
         return 1.0
@@ -658,12 +564,11 @@ def test_a_request_is_answered_or_refused_in_words(stream, played):
 
 def test_a_tool_that_is_not_to_be_called_is_not_shown(played):
     async def agent(task, endpoint):
-        headers, sent = {"x-api-key": endpoint.api_key}, []
-        async with httpx.AsyncClient(timeout=60) as client:
-            for choice in ({"type": "none"}, None):
-                body = {"messages": [USER], "tools": [ANTHROPIC_TOOL], "tool_choice": choice}
-                answer = await client.post(f"{endpoint.base_url}/messages", json=body, headers=headers)
-                sent.append(answer.json()["usage"]["input_tokens"])
+        sent = []
+        for choice in ({"type": "none"}, None):
+            body = {"messages": [USER], "tools": [ANTHROPIC_TOOL], "tool_choice": choice}
+            answer = await post(endpoint, "messages", body)
+            sent.append(answer.json()["usage"]["input_tokens"])
         assert sent[0] < sent[1]
         return 1.0
 
@@ -672,15 +577,11 @@ def test_a_tool_that_is_not_to_be_called_is_not_shown(played):
 
 def test_messages_that_cannot_fit_hold_nobody_up(played):
     async def agent(task, endpoint):
-        client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-        told = [{"role": "user", "content": "plan"}]
-        answer = await client.chat.completions.create(model="policy", messages=told)
-        told += [{"role": "assistant", "content": answer.choices[0].message.content}]
-        told += [{"role": "user", "content": "word " * 10_000_000}]
+        told = [USER, await said(endpoint, [USER]), user("word " * 10_000_000)]
         for messages in (told, told[-1:]):
             began = time.monotonic()
             with pytest.raises(BadRequestError, match=r"maximum context length: .*50000000 characters"):
-                await client.chat.completions.create(model="policy", messages=messages)
+                await said(endpoint, messages)
             assert time.monotonic() - began < 10  # to tokenize them takes minutes
         return 1.0
 
@@ -703,27 +604,23 @@ def test_who_calls_the_model_of_another_with_its_own_key_is_at_fault_and_not_the
             while not called.is_set():
                 await asyncio.sleep(0.01)
             return await chat(task, endpoint)
-        headers = {"x-api-key": endpoint.api_key}
-        async with httpx.AsyncClient() as client:
-            url = f"{there[0].base_url}/chat/completions"
-            assert (await client.post(url, json={"messages": [USER]}, headers=headers)).status_code == 401
+        refused = await post(endpoint, "chat/completions", {"messages": [USER]}, there[0].base_url)
+        assert refused.status_code == 401
         called.set()
         return await chat(task, endpoint)
 
     async def both():
-        taskset = AgentTaskset("own_agents:plain_openai", data=str(tasks), tries=1)
+        taskset = AgentTaskset("own_agents:langgraph", data=str(tasks), tries=1)
         taskset.agent = Agent("own", agent)
         rows = [Row(f"train-{n}", {"task": {"question": "Where is Vell?"}}) for n in range(2)]
-        model = Told(tokenizer, ["<answer>Vell</answer>"] * 2)
+        model = Told(tokenizer, *["<answer>Vell</answer>"] * 2)
         return await asyncio.gather(*(play_row(taskset, row, model, LIMITS) for row in rows))
 
     found = [row for rows in asyncio.run(both()) for row in rows]
-    assert sorted(row.extra["agent"]["faults"][0]["name"] if row.fault else "" for row in found) == [
-        "",
-        "another_key",
-    ]
-    assert next(row.fault for row in found if row.fault).startswith(
-        "agent:own_agents:plain_openai: it called the model of another episode with its own key"
+    (failed,) = (row for row in found if row.fault)
+    assert failed.extra["agent"]["faults"][0]["name"] == "another_key"
+    assert failed.fault.startswith(
+        "agent:own_agents:langgraph: it called the model of another episode with its own key"
     )
 
 
@@ -743,17 +640,7 @@ def test_an_address_ends_with_its_episode(played):
         kept.append(endpoint)
         return await chat(task, endpoint)
 
-    async def calls_late(task, endpoint):
-        url = f"{kept[0].base_url}/chat/completions"
-        headers = {"Authorization": f"Bearer {kept[0].api_key}"}
-        async with httpx.AsyncClient() as client:
-            kept.append(await client.post(url, headers=headers, json={"messages": []}))
-        return await chat(task, endpoint)
-
-    async def both(task, endpoint):
-        return await (calls_late if kept else keeps)(task, endpoint)
-
-    played(both, "<answer>Vell</answer>")
+    played(keeps, "<answer>Vell</answer>")
     assert kept[0].base_url.startswith("http://127.0.0.1:")
     with pytest.raises(httpx.ConnectError):  # the loop that served it has ended
         httpx.get(f"{kept[0].base_url}/models")

@@ -2,29 +2,27 @@
 
 import asyncio
 import json
-import math
 import sys
-import urllib.error
-import urllib.request
 from dataclasses import replace
 from itertools import chain
 
+import httpx
 import pytest
 import verifiers.v1 as vf
-from agent_loops import EPISODES, run_loop
+from agent_loops import EPISODES, Engine, run_loop
+from told_model import Told
 from verifiers.v1 import graph
 from verifiers.v1.types import AssistantMessage, Response, TurnTokens, UserMessage
 from verifiers.v1.utils.aio import run_shielded
-from verl.workers.rollout.replica import TokenOutput
 
 from drzero.players.verifiers.endpoint import Endpoint
 from drzero.players.verifiers.host import Host
 from drzero.players.verifiers.player import _Play
 from drzero.players.verifiers.renderer import ChatRenderer, ChatRendererConfig
-from drzero.players.verifiers.session import Asked, Clock, Session
+from drzero.players.verifiers.session import Clock, Session
 from environments.registry import find
 from environments.row import Row
-from verl_ext.episodes import EpisodeLimits, Sampled, play_row
+from verl_ext.episodes import Answered, EpisodeLimits, Sampled, play_row
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids
 from verl_ext.rollout.environment_agent_loop import EnvironmentAgentLoop
 
@@ -163,29 +161,6 @@ def modules(tmp_path_factory):
             sys.modules.pop(name, None)
 
 
-class Scripted:
-    """A model that says its lines, one per turn. Every id has a different log-prob."""
-
-    def __init__(self, tokenizer, *lines):
-        self.tokenizer, self._lines = tokenizer, list(lines)
-        self.inputs = []
-        self.outputs = []
-        self.log_probs = []
-
-    async def sample(self, prompt_ids, max_tokens):
-        """The next line, cut at the limit."""
-        line = self._lines[len(self.inputs)]
-        self.inputs.append(list(prompt_ids))
-        if isinstance(line, Exception):
-            raise line
-        whole = [*self.tokenizer.encode(line, add_special_tokens=False), self.tokenizer.eos_token_id]
-        ids = whole[:max_tokens]
-        log_probs = [-0.1 - math.sqrt(len(self.log_probs) + i) / 7 for i in range(len(ids))]
-        self.outputs.append(ids)
-        self.log_probs += log_probs
-        return Sampled(ids, log_probs, truncated=ids != whole)
-
-
 def play(model, word="plum", limits=LIMITS, **options):
     """One episode of the words."""
     taskset = find("verifiers:say-words").load(evaluation={}, words=[word], **options)
@@ -198,7 +173,7 @@ def trained(played):
 
 
 def test_an_episode_of_several_turns_is_one_row_of_sampled_ids(tokenizer):
-    model = Scripted(tokenizer, "a  plum ,", "plum")  # decoded and rendered again, its ids would differ
+    model = Told(tokenizer, "a  plum ,", "plum")  # decoded and rendered again, its ids would differ
     (played,) = play(model)
     first, second = model.inputs
     opening = [{"role": "system", "content": "You say words."}, {"role": "user", "content": "Say plum."}]
@@ -212,7 +187,7 @@ def test_an_episode_of_several_turns_is_one_row_of_sampled_ids(tokenizer):
 
 
 def test_log_probs_are_the_models_and_the_score_is_the_librarys(tokenizer):
-    model = Scripted(tokenizer, "no", "plum")
+    model = Told(tokenizer, "no", "plum")
     (played,) = play(model)
     masked = list(zip(played.log_probs, played.response_mask, strict=True))
     assert [value for value, mask in masked if mask] == model.log_probs  # to the last bit
@@ -221,7 +196,7 @@ def test_log_probs_are_the_models_and_the_score_is_the_librarys(tokenizer):
     assert played.score.parts == {"said": 2.0, "turns": 2.0}
     assert [turn.text for turn in played.conversation.turns] == ["no", "plum"]
     assert played.conversation.turns[0].answers == ({"role": "user", "content": "Once more."},)
-    (played,) = play(Scripted(tokenizer, "plum", "plum"), solved_at=3.0)
+    (played,) = play(Told(tokenizer, "plum", "plum"), solved_at=3.0)
     assert not played.score.success
 
 
@@ -235,7 +210,7 @@ def test_log_probs_are_the_models_and_the_score_is_the_librarys(tokenizer):
 )
 def test_a_tasksets_fault_is_one_line_and_not_a_zero(word, said, tokenizer):
     timeout_s = 1.0 if word == "hang" else 60.0
-    (played,) = play(Scripted(tokenizer, "x", "y"), word, timeout_s=timeout_s)
+    (played,) = play(Told(tokenizer, "x", "y"), word, timeout_s=timeout_s)
     assert played.score is None and played.ended == "fault"
     assert played.fault.startswith(said) and "\n" not in played.fault
     assert played.fault.endswith("[row train-0]")
@@ -248,8 +223,8 @@ def test_a_blocked_thread_is_abandoned_and_the_next_episode_is_played(tokenizer)
     block, plum = sorted(rows, key=lambda row: str(row.data["task"]["word"]))
 
     async def both():
-        blocked = await play_row(taskset, block, Scripted(tokenizer, "x", "y"), LIMITS)
-        return blocked + await play_row(taskset, plum, Scripted(tokenizer, "x", "plum"), LIMITS)
+        blocked = await play_row(taskset, block, Told(tokenizer, "x", "y"), LIMITS)
+        return blocked + await play_row(taskset, plum, Told(tokenizer, "x", "plum"), LIMITS)
 
     first, second = asyncio.run(both())
     assert "Say.said" in first.fault
@@ -279,18 +254,18 @@ def test_a_host_waits_for_the_librarys_cleanups_before_it_closes():
 
 def test_an_engines_error_is_raised_and_not_a_fault(tokenizer):
     with pytest.raises(ConnectionError, match="the engine is gone"):
-        play(Scripted(tokenizer, "x", ConnectionError("the engine is gone")))
+        play(Told(tokenizer, "x", ConnectionError("the engine is gone")))
 
 
 def test_an_episode_without_room_for_a_turn_ends_and_is_scored(tokenizer):
-    model = Scripted(tokenizer, "plum", "never said")
+    model = Told(tokenizer, "plum", "never said")
     (played,) = play(model, limits=replace(LIMITS, response_tokens=4))
     assert (len(model.inputs), played.ended, played.token_drift) == (1, "tokens", 0)
     assert played.score.reward == 2.0
 
 
 def test_a_turn_has_a_token_limit(tokenizer):
-    model = Scripted(tokenizer, "plum plum plum plum plum", "plum")
+    model = Told(tokenizer, "plum plum plum plum plum", "plum")
     (played,) = play(model, limits=replace(LIMITS, tokens_per_turn=3))
     assert list(map(len, model.outputs)) == [3, 3] and played.token_drift == 0
     assert model.outputs[0][-1] != tokenizer.eos_token_id
@@ -299,13 +274,13 @@ def test_a_turn_has_a_token_limit(tokenizer):
 
 
 def test_a_too_long_first_message_is_a_fault(tokenizer):
-    model = Scripted(tokenizer)
+    model = Told(tokenizer)
     (played,) = play(model, limits=replace(LIMITS, prompt_tokens=10))
     assert "data.max_prompt_length=10" in played.fault and model.inputs == []
 
 
 def test_the_taskset_limits_the_turns(tokenizer):
-    model = Scripted(tokenizer, "plum", "never said")
+    model = Told(tokenizer, "plum", "never said")
     (played,) = play(model, max_turns=1)
     assert (len(model.inputs), played.ended) == (1, "turns") and played.score is not None
 
@@ -314,7 +289,7 @@ def test_the_taskset_limits_the_turns(tokenizer):
 def test_an_episode_has_one_agent_to_train(words, agents, tokenizer):
     taskset = find("verifiers:say-pairs").load(evaluation={}, words=words)
     (row,) = taskset.rows("train", None, seed=0)
-    model = Scripted(tokenizer, "plum", "pear")
+    model = Told(tokenizer, "plum", "pear")
     branches = asyncio.run(play_row(taskset, row, model, LIMITS))
     assert len(branches) == agents and [trained(played) for played in branches] == model.outputs[:agents]
     faults = {played.fault for played in branches}
@@ -330,7 +305,7 @@ def test_tools_are_called_and_invalid_calls_are_explained(tokenizer):
     call = '<tool_call>\n{"name": "clock_time_in", "arguments": {"place": "Orrin"}}\n</tool_call>'
     wrong = call.replace("clock_time_in", "clock_date_in")
     half = call.replace("Orrin", "\\ud83d")
-    model = Scripted(tokenizer, wrong, "<tool_call>\nclock\n</tool_call>", half, call, "It is noon.")
+    model = Told(tokenizer, wrong, "<tool_call>\nclock\n</tool_call>", half, call, "It is noon.")
     taskset = find("verifiers:clocks").load()
     row = taskset.rows("train", None, seed=0)[0]
     (played,) = asyncio.run(play_row(taskset, row, model, LIMITS))
@@ -348,10 +323,10 @@ def test_tools_are_called_and_invalid_calls_are_explained(tokenizer):
 def test_each_branch_of_a_trace_is_a_row(tokenizer):
     # A program that rewrites earlier messages has a branch for each version.
     trace = _trace()
-    session = Session(Scripted(tokenizer), LIMITS, Clock())
+    session = Session(Told(tokenizer), LIMITS, Clock())
     for prompt, ids, drawn in (("one", [1, 2, 3], [7, 8]), ("two", [4, 5], [9])):
         _commit(trace, prompt, ids, drawn)
-        session.asked.append(Asked(ids, Sampled(drawn, [-1.0] * len(drawn))))
+        session.asked.append(Answered(ids, Sampled(drawn, [-1.0] * len(drawn))))
     player = _player(tokenizer, trace, session)
     first, second = player._branches(trace)
     assert (first.prompt_ids, first.response_ids) == ([1, 2, 3], [7, 8])
@@ -363,12 +338,12 @@ def test_each_branch_of_a_trace_is_a_row(tokenizer):
 @pytest.mark.parametrize("wrong", ["changed", "added", "lost"])
 def test_ids_that_were_not_sampled_are_token_drift(wrong, tokenizer):
     trace = _trace()
-    session = Session(Scripted(tokenizer), LIMITS, Clock())
+    session = Session(Told(tokenizer), LIMITS, Clock())
     _commit(trace, "one", [1, 2, 3], [7, 8])
     sampled = {"changed": [7, 9], "added": [7], "lost": [7, 8]}[wrong]
-    session.asked.append(Asked([1, 2, 3], Sampled(sampled, [-1.0] * len(sampled))))
+    session.asked.append(Answered([1, 2, 3], Sampled(sampled, [-1.0] * len(sampled))))
     if wrong == "lost":  # sampled, but on no branch
-        session.asked.append(Asked([1, 2, 3, 7, 8, 5], Sampled([6], [-1.0])))
+        session.asked.append(Answered([1, 2, 3, 7, 8, 5], Sampled([6], [-1.0])))
     (played,) = _player(tokenizer, trace, session)._branches(trace)
     assert played.token_drift == 1
 
@@ -393,7 +368,7 @@ def _commit(trace, prompt, prompt_ids, drawn):
 
 def _player(tokenizer, trace, session):
     taskset = find("verifiers:say-words").load()
-    player = _Play(taskset, Row("train-0", {}), Scripted(tokenizer), LIMITS)
+    player = _Play(taskset, Row("train-0", {}), Told(tokenizer), LIMITS)
     player._traces, player._sessions = [trace], {trace.id: session}
     return player
 
@@ -402,25 +377,20 @@ def test_the_endpoint_is_on_loopback_and_knows_only_its_episodes(tokenizer):
     async def asked():
         server = await Endpoint.running()
         assert await Endpoint.running() is server  # one per loop
-        server.sessions["known"] = Session(Scripted(tokenizer, "x"), LIMITS, Clock())
+        server.sessions["known"] = Session(Told(tokenizer, "x"), LIMITS, Clock())
         bodies = [("unknown", [1]), ("known", "x"), ("known", [1])]
         return server.url, [await asyncio.to_thread(_post, server.url, *body) for body in bodies]
 
     url, codes = asyncio.run(asked())
     assert url.startswith("http://127.0.0.1:") and codes == [404, 400, 200]
-    with pytest.raises(urllib.error.URLError):  # closed with its loop
+    with pytest.raises(httpx.ConnectError):  # closed with its loop
         _post(url, "known", [1])
 
 
 def _post(url, trace_id, ids):
-    body, headers = json.dumps({"token_ids": ids}).encode(), {"X-Session-ID": trace_id}
-    request = urllib.request.Request(f"{url}/inference/v1/generate", body, headers)
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(request, timeout=10) as response:
-            return int(response.status)
-    except urllib.error.HTTPError as error:
-        return error.code
+    body, headers = {"token_ids": ids}, {"X-Session-ID": trace_id}
+    answer = httpx.post(f"{url}/inference/v1/generate", json=body, headers=headers, trust_env=False)
+    return answer.status_code
 
 
 def test_a_game_does_not_read_thinking(tokenizer):
@@ -441,25 +411,14 @@ def test_verls_agent_loop_plays_a_taskset(tokenizer):
     taskset = find("verifiers:say-words").load(evaluation={}, words=["plum"])
     (row,) = taskset.rows("train", None, seed=0)
     rollout = {"prompt_length": 400, "response_length": 400, "multi_turn": {}}
-    model = Scripted(tokenizer, "no", "plum")
-
-    class Manager:
-        """veRL's server manager."""
-
-        async def generate(self, *, prompt_ids, sampling_params, **_):
-            """The model's next line."""
-            assert sampling_params["temperature"] == 0.7  # the run's
-            drawn = await model.sample(list(prompt_ids), sampling_params["max_tokens"])
-            step = {"global_steps": 3}
-            return TokenOutput(token_ids=drawn.ids, log_probs=drawn.log_probs, extra_fields=step)
-
+    engine = Engine(tokenizer, "no", "plum")
     options = {"evaluation": {}, "words": ["plum"]}
     own = EPISODES | {"environment": "verifiers:say-words", "folder": None, "options": options}
     drawn = {"extra_info": {"row": row.id, "task": json.dumps(dict(row.data))}}
     (output,) = run_loop(
-        EnvironmentAgentLoop, rollout, Manager(), tokenizer, drawn, **own, max_tokens_per_turn=60
+        EnvironmentAgentLoop, rollout, engine, tokenizer, drawn, **own, max_tokens_per_turn=60
     )
     assert output.reward_score == 2.0 and output.extra_fields["token_drift"] == 0
-    assert output.extra_fields["global_steps"] == 3
-    kept = [v for v, mask in zip(output.response_logprobs, output.response_mask, strict=True) if mask]
-    assert kept == model.log_probs
+    assert output.extra_fields["global_steps"] == 0
+    assert trained(output) == engine.outputs[0] + engine.outputs[1]
+    assert list(map(bool, output.response_logprobs)) == list(map(bool, output.response_mask))

@@ -134,12 +134,6 @@ def test_half_of_a_surrogate_pair_in_a_call_is_searched_as_a_question_mark(serve
     assert played.answer == "Kestmoor"
 
 
-def test_half_of_a_surrogate_pair_in_a_refusal_is_a_question_mark(serve):
-    refusal = Response('{"error": {"message": "no \\ud83d model"}}', 400, media_type="application/json")
-    with pytest.raises(SolverServerError, match=r"HTTP 400: no \? model"):
-        attempt(serve(refusal))
-
-
 @pytest.mark.parametrize(
     ("call", "fault"),
     [

@@ -15,6 +15,7 @@ from verl_ext.clients.solver_agent import SolverAgent
 from verl_ext.method.chat import render_prompt_ids, tool_turn_ids
 from verl_ext.method.prompts import solver_messages
 from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA, render_tool_call
+from verl_ext.sglang.compat import CLIENT, NEEDS
 
 SEARCH_TURN = render_tool_call(["Ostrel"])
 ANSWER_TURN = "<think>So.</think>\n<answer>Kestmoor</answer>"
@@ -26,10 +27,9 @@ def encode(text):
     return list(TOKENIZER.encode(text, add_special_tokens=False))
 
 
-def says(text, *, ids=None, finish="stop"):
+def says(text, *, finish="stop"):
     end = "<|im_end|>" if finish == "stop" else ""
-    token_ids = list(ids) if ids is not None else encode(text + end)
-    choice = {"index": 0, "text": text + end, "finish_reason": finish, "token_ids": token_ids}
+    choice = {"index": 0, "text": text + end, "finish_reason": finish, "token_ids": encode(text + end)}
     return {"object": "text_completion", "choices": [choice]}
 
 
@@ -101,15 +101,6 @@ def test_a_search_and_an_answer(serve):
     assert type(attempt.trajectory).from_dict(data) == attempt.trajectory
 
 
-def test_sampled_ids_are_kept_as_they_are(serve):
-    a, b = encode("a")[0], encode("b")[0]
-    sampled = [a, b, *encode(SEARCH_TURN + "<|im_end|>")]
-    assert sampled != encode("ab" + SEARCH_TURN + "<|im_end|>")
-    script = serve(says("ab" + SEARCH_TURN, ids=sampled), says(ANSWER_TURN))
-    play(script.url)
-    assert script.requests[1]["prompt"][len(FIRST_PROMPT) :][: len(sampled)] == sampled
-
-
 @pytest.mark.parametrize("ending", ["", "<|im_end|>"])
 def test_text_is_encoded_if_the_server_returns_no_ids(serve, ending):
     texts = (SEARCH_TURN + ending, ANSWER_TURN + ending)
@@ -124,6 +115,9 @@ def test_the_request_selects_plain_sampling_with_ids(serve):
     script = serve(says(ANSWER_TURN))
     play(script.url, seed=7, temperature=0.5, top_p=0.9)
     request = script.requests[0]
+    needs = {need.name.rpartition(".")[2] for need in NEEDS if (need.by, need.kind) == (CLIENT, "symbol")}
+    # SGLang ignores this before 0.5.17, and an answer without token ids is encoded again.
+    assert set(request) == needs | {"return_token_ids"}
     del request["prompt"]
     expected = {"model": "solver", "max_tokens": 200, "temperature": 0.5, "top_p": 0.9, "top_k": -1}
     expected |= {"stop_token_ids": [TOKENIZER.eos_token_id], "return_token_ids": True, "seed": 7}
@@ -135,14 +129,6 @@ def test_the_request_selects_plain_sampling_with_ids(serve):
     assert [request["seed"] for request in script.requests] == [2**63 - 1] * 2
     play(script.url)
     assert "seed" not in script.requests[-1]
-
-
-def test_a_turn_without_answer_or_with_a_cut_ends_the_attempt(serve):
-    (attempt,) = play(serve(says("I give up.")).url)
-    assert (attempt.finished, attempt.answer) == (True, None)
-    (attempt,) = play(serve(says("thinking on", finish="length")).url)
-    assert attempt.trajectory.turns[0].truncated
-    assert (attempt.finished, attempt.answer) == (True, None)
 
 
 def test_a_full_context_ends_an_attempt(serve):

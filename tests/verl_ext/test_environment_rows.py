@@ -3,10 +3,7 @@
 import json
 import math
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from drzero.recipe.metrics import columns_of
@@ -85,21 +82,6 @@ def test_without_search_no_alarm_is_about_it():
     # Of q only one rollout counts, and its two branches are not compared with each other.
     assert metrics["drzero/collapse/zero_variance_share"] == 0.0
     assert metrics["drzero/collapse/response_tokens"] == pytest.approx(4 / 3)
-
-
-def test_the_branches_of_a_rollout_share_one_advantage():
-    trainers = pytest.importorskip("verl_ext.trainer.trainers")
-    compared = partial(trainers.GroupRelativeTrainer._compared, SimpleNamespace(method=trainers.ENVIRONMENT))
-    rewards = [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
-    keys = ["p_0_0", "p_1_0", "q_0_0", "q_0_1", "q_1_0", "q_2_0"]
-    rows = [row(key, reward) for key, reward in zip(keys, rewards, strict=True)]
-    advantages = compared(rewards, [each.prompt for each in rows], rows)
-    assert advantages[2] == advantages[3]
-    # As if q had three rollouts, not four rows.
-    own = np.array([1.0, 0.0, 0.0])
-    assert advantages[2] == pytest.approx((1 - own.mean()) / own.std(ddof=1), abs=1e-4)
-    spoiled = [*rows[:2], row("q_0_0", None), row("q_0_1", None), *rows[4:]]
-    assert compared(rewards, [each.prompt for each in rows], spoiled)[2:4].tolist() == [0.0, 0.0]
 
 
 def test_a_dump_has_parts_and_observations(tmp_path):

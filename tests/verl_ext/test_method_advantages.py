@@ -83,10 +83,6 @@ def test_a_lone_row_and_equal_rewards_have_advantage_zero(compare):
     np.testing.assert_array_equal(group_advantages([1 / 3] * 7, [2] * 7, [True] * 7), 0)
 
 
-def test_the_deviation_of_hrpo_is_the_populations():
-    np.testing.assert_allclose(hop_advantages([0, 1], [1, 1], [True, True], delta=0), [-1, 1])
-
-
 @BOTH
 def test_bad_rewards_and_shapes_are_refused(compare):
     with pytest.raises(ValueError, match=r"rows \[1\]"):

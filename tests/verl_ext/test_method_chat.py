@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from verl.utils.tokenizer.continuous_token import QwenContinuousTokenBuilder
 
 from verl_ext.method.chat import next_turn_ids, render_prompt_ids, tool_turn_ids, turn_end_id
 from verl_ext.method.prompts import challenger_messages, solver_messages
@@ -25,13 +26,6 @@ GATHERING_TEMPLATE = """\
 """
 
 
-@pytest.fixture(scope="module")
-def qwen_like(tokenizer):
-    other = copy.deepcopy(tokenizer)
-    other.chat_template = GATHERING_TEMPLATE
-    return other
-
-
 THINKING_TEMPLATE = GATHERING_TEMPLATE.replace(
     "~ message.content ~ '<|im_end|>\\n'",
     "~ ('<think>' ~ message.reasoning_content ~ '</think>'"
@@ -40,22 +34,14 @@ THINKING_TEMPLATE = GATHERING_TEMPLATE.replace(
 )
 
 
-@pytest.fixture(scope="module")
-def qwen3_like(tokenizer):
+TEMPLATES = {"the project's": None, "like Qwen's": GATHERING_TEMPLATE, "like Qwen 3's": THINKING_TEMPLATE}
+
+
+@pytest.fixture(scope="module", params=TEMPLATES.values(), ids=TEMPLATES)
+def any_tokenizer(request, tokenizer):
     other = copy.deepcopy(tokenizer)
-    other.chat_template = THINKING_TEMPLATE
+    other.chat_template = request.param or tokenizer.chat_template
     return other
-
-
-@pytest.fixture(params=["tokenizer", "qwen_like", "qwen3_like"])
-def any_tokenizer(request):
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def verl_builder(any_tokenizer):
-    module = pytest.importorskip("verl.utils.tokenizer.continuous_token")
-    return module.QwenContinuousTokenBuilder(any_tokenizer)
 
 
 def encode(tokenizer, text):
@@ -64,22 +50,23 @@ def encode(tokenizer, text):
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("form", ["short", "full"])
-def test_the_first_prompt_is_verls(any_tokenizer, verl_builder, form, tools):
+def test_the_first_prompt_is_verls(any_tokenizer, form, tools):
     messages = challenger_messages("A document.", 2, form)
-    expected = verl_builder.build_initial_tokens(messages, tools=tools)
+    expected = QwenContinuousTokenBuilder(any_tokenizer).build_initial_tokens(messages, tools=tools)
     assert render_prompt_ids(any_tokenizer, messages, tools) == expected
 
 
 @pytest.mark.parametrize("role", ["tool", "user"])
 @pytest.mark.parametrize("responses", [["one"], ["one", "two\nlines"], [""], ["x <think> é </tool_call>"]])
 @pytest.mark.parametrize("ending", ["<|im_end|>", "<|im_end|>\n", "", " cut o"])
-def test_what_follows_a_turn_has_verls_ids(any_tokenizer, verl_builder, role, responses, ending):
+def test_what_follows_a_turn_has_verls_ids(any_tokenizer, role, responses, ending):
     messages = solver_messages("Who?", "short")
     assistant_ids = encode(any_tokenizer, CALL_TEXT + ending)
     so_far = render_prompt_ids(any_tokenizer, messages, TOOLS) + assistant_ids
     previous = [*messages, {"role": "assistant", "content": CALL_TEXT}]
     new = [{"role": role, "content": response} for response in responses]
-    merged = verl_builder.merge_context_tokens(previous, [*previous, *new], so_far, tools=TOOLS)
+    builder = QwenContinuousTokenBuilder(any_tokenizer)
+    merged = builder.merge_context_tokens(previous, [*previous, *new], so_far, tools=TOOLS)
     assert so_far + next_turn_ids(any_tokenizer, assistant_ids, new) == merged.token_ids
     if role == "tool":
         assert tool_turn_ids(any_tokenizer, assistant_ids, responses) == merged.token_ids[len(so_far) :]
@@ -115,10 +102,6 @@ def test_the_prompt_names_tools_and_arguments(tokenizer):
 
 def test_the_short_challenger_prompt_adds_under_sixty_tokens(tokenizer):
     assert len(render_prompt_ids(tokenizer, challenger_messages("", 4, "short"), TOOLS)) < 60
-
-
-def test_the_turn_end_is_one_token(tokenizer):
-    assert encode(tokenizer, "<|im_end|>") == [turn_end_id(tokenizer)]
 
 
 @pytest.mark.parametrize(

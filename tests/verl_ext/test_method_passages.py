@@ -5,7 +5,6 @@ from families import SPECIAL
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_ext.method.answers import contains_answer
 from verl_ext.method.passages import defuse, format_passages, passages_by_query, shown_passages
 
 passages = st.fixed_dictionaries({"title": st.text(max_size=80), "text": st.text(max_size=3000)})
@@ -70,15 +69,6 @@ def test_too_few_results_for_the_queries_are_refused():
         format_passages(["a", "b"], [[]])
 
 
-def test_passages_are_found_again_by_their_queries():
-    found = [[{"title": "A", "text": "of one"}, {"text": "of one too"}], [], [{"title": "B", "text": "of 3"}]]
-    queries = ["one", "two", "three"]
-    shown = passages_by_query(queries, format_passages(queries, found))
-    passages = [["A: of one", "of one too"], [], ["B: of 3"]]
-    assert shown == list(zip(queries, passages, strict=True))
-    assert passages_by_query(["one"], format_passages(["one"], found[:1])) == [shown[0]]
-
-
 LIKE_STRUCTURE = ["* Default:", "No results.", "[2] x", "[2]", "query:", "Query [1]:", "…"]
 LIKE_STRUCTURE += ["a\u2028[3] b\x85c:"]
 shaped = st.sampled_from(LIKE_STRUCTURE) | st.text(max_size=20)
@@ -93,8 +83,3 @@ def test_no_text_is_taken_for_the_structure_around_it(queries, data):
     plain = [[line for text in each if (line := " ".join(defuse(text).split()))] for each in texts]
     assert passages_by_query(queries, response) == list(zip(queries, plain, strict=True))
     assert shown_passages(response) == [line for each in plain for line in each]
-
-
-def test_the_number_of_a_passage_is_no_evidence():
-    (shown,) = shown_passages(format_passages(["q"], [[passage("Vell", "A river.")]]))
-    assert not contains_answer(shown, "1") and contains_answer(shown, "a river")

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from verl_ext.method.search_calls import (
     MAX_QUERIES_PER_CALL,
     MAX_QUERY_CHARS,
-    SEARCH_TOOL_SCHEMA,
     invalid_call_response,
     parse_tool_calls,
     render_tool_call,
@@ -79,8 +78,3 @@ def test_calls_come_in_order_and_need_their_end():
     calls = parse_tool_calls(f"{one}<tool_call>bad</tool_call>{two}<tool_call>{{")
     assert [call.queries for call in calls] == [("one",), None, ("two",)]
     assert "not JSON" in invalid_call_response(calls[1])
-
-
-def test_verl_accepts_the_schema():
-    schemas = pytest.importorskip("verl.tools.schemas")
-    assert schemas.OpenAIFunctionToolSchema.model_validate(SEARCH_TOOL_SCHEMA).function.name == "search"

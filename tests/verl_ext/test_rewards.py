@@ -133,24 +133,15 @@ def test_a_question_without_integrity_costs_no_attempt(score, made, valid):
     assert (got["score"], got["valid"], got["attempts_finished"], solver.requests) == (0.0, valid, 0, [])
 
 
-def solved(*turns):
+def solved(*turns, source="search_zero"):
     extra_info = {"trajectory": Trajectory(turns).to_dict()}
-    return asyncio.run(solver_score("search_zero", "", {"target": ["Ember Sea", "sea"]}, extra_info))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [(answer("The Ember Sea."), 1.0), (answer("Vell"), 0.0), ("Ember Sea", 0.0)]
-)
-def test_a_solver_is_scored_by_exact_match(text, expected):
-    got = solved(Turn(text))
-    assert (got["score"], got["filter_score"], got["valid"]) == (expected, expected, True)
+    return asyncio.run(solver_score(source, "", {"target": ["Ember Sea", "-5"]}, extra_info))
 
 
 @pytest.mark.parametrize(("source", "score"), [("search_zero", 0.0), ("searchR1_nq", 1.0)])
 def test_synthesized_pairs_compare_numbers_and_benchmarks_keep_squads_rules(source, score):
-    said = {"trajectory": Trajectory((Turn("<answer>5</answer>"),)).to_dict()}
-    scored = asyncio.run(solver_score(source, "", {"target": ["-5"]}, said))
-    assert scored["score"] == score
+    got = solved(Turn("<answer>5</answer>"), source=source)
+    assert (got["score"], got["filter_score"], got["valid"]) == (score, score, True)
     assert right_attempts([attempt("314"), attempt("3.14")], "3.14", 2) == 1
     assert open_book_fault("314", "3.14") and open_book_fault("1914.0", "1914") is None
 

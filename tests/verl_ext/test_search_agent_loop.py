@@ -3,22 +3,23 @@
 import asyncio
 import copy
 import sys
-from types import SimpleNamespace
 
 import pytest
 from agent_loops import Engine, run_loop
 from conftest import unused_port
 from families import family
+from fastapi.responses import JSONResponse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from told_model import Told
 from verl.experimental.agent_loop.tool_agent_loop import ToolListWrap
 from verl.experimental.agent_loop.tool_parser import ToolParser
 
 from data.search_taskset import SearchTaskset
 from environments.row import Row
-from search.client import SearchClient
+from search.client import SearchClient, SearchRequestError
 from verl_ext.clients.search_agent import SearchAgent
-from verl_ext.episodes import EpisodeLimits, Sampled, play_row
+from verl_ext.episodes import EpisodeLimits, play_row
 from verl_ext.method.chat import call_form, render_prompt_ids, tool_turn_ids, turn_ends
 from verl_ext.method.demonstration import encode, messages_of
 from verl_ext.method.format_score import think_part
@@ -151,19 +152,13 @@ def test_a_thought_that_the_template_opens_is_not_opened_twice(tokenizer, blanks
     assert said == expected
 
 
-def test_a_service_that_is_down_marks_the_call_as_failed(tokenizer):
-    output, _ = roll_out(tokenizer, f"http://127.0.0.1:{unused_port()}", VELL, FINAL)
-    (call,) = trajectory(output).failed_calls
-    assert call.response == UNAVAILABLE and "ConnectError" in str(call.error)
-    assert output.extra_fields["token_drift"] == 0
-
-
-def test_an_invalid_call_is_explained_and_not_searched(tokenizer, start_peer):
-    peer = start_peer("/retrieve", library)
-    output, engine = roll_out(tokenizer, peer.url, "<tool_call>Vell</tool_call>", FINAL)
-    (call,) = trajectory(output).calls
-    assert not call.valid and not call.failed and peer.requests == []
-    assert "Error: the call is not JSON" in tokenizer.decode(engine.inputs[1])
+def test_a_service_that_is_down_or_keeps_failing_marks_the_call_as_failed(tokenizer, start_peer):
+    failing = start_peer("/retrieve", lambda _: 503).url
+    for url, cause in ((f"http://127.0.0.1:{unused_port()}", "ConnectError"), (failing, "503")):
+        output, _ = roll_out(tokenizer, url, VELL, FINAL)
+        (call,) = trajectory(output).failed_calls
+        assert call.response == UNAVAILABLE and cause in str(call.error)
+        assert output.extra_fields["token_drift"] == 0
 
 
 DRAFT = f"<think>maybe {VELL}</think>"
@@ -187,22 +182,6 @@ def test_a_call_in_the_thinking_is_not_searched_whoever_opened_it(
     assert (len(found.calls), len(peer.requests), think_part(found)) == (searches, searches, think)
     conversation, _ = converse(own, start_peer, peer.url, *turns, cap=200)
     assert conversation.trajectory == found
-
-
-def test_a_turn_is_marked_if_its_cap_cut_it(tokenizer, url):
-    output, engine = roll_out(tokenizer, url, FINAL, cap=5)
-    assert engine.caps == [5] and trajectory(output).turns[0].truncated
-    whole = len(tokenizer.encode(FINAL, add_special_tokens=False)) + 1
-    output, _ = roll_out(tokenizer, url, FINAL, cap=whole)
-    assert not trajectory(output).turns[0].truncated
-
-
-def test_the_cap_shrinks_to_the_room_left_in_the_response(tokenizer, url):
-    output, engine = roll_out(tokenizer, url, VELL, FINAL, response_length=110)
-    room = 110 - (len(engine.inputs[1]) - len(engine.inputs[0]))
-    assert engine.caps == [100, room]
-    assert len(output.response_ids) == len(output.response_mask) <= 110
-    assert output.extra_fields["token_drift"] == 0
 
 
 def converse(tokenizer, start_peer, url, *turns, response_length=400, cap=100):
@@ -230,15 +209,25 @@ def converse(tokenizer, start_peer, url, *turns, response_length=400, cap=100):
     return asyncio.run(run()), model
 
 
-def test_refused_queries_are_an_invalid_call_for_both(tokenizer, start_peer):
-    url = start_peer("/retrieve", lambda _: 413).url
+@pytest.mark.parametrize(
+    ("status", "detail"), [(413, "the body is longer than 9 bytes"), (422, "too long - at `$.queries[...]`")]
+)
+def test_refused_queries_are_an_invalid_call_for_both(tokenizer, start_peer, status, detail):
+    url = start_peer("/retrieve", lambda _: JSONResponse({"detail": detail}, status)).url
     output, engine = roll_out(tokenizer, url, VELL, FINAL)
     conversation, model = converse(tokenizer, start_peer, url, VELL, FINAL)
     (call,) = trajectory(output).calls
     assert not call.valid and not call.failed
-    assert (call.response or "").startswith("Error: the search service refuses these queries (")
+    assert call.error == f"the search service refuses these queries ({detail})"
+    assert call.response.startswith(f"Error: {call.error}. A call looks like ")
     assert conversation.finished and conversation.trajectory == trajectory(output)
     assert [request["prompt"] for request in model.requests] == engine.inputs
+
+
+def test_a_wrong_token_ends_the_run(tokenizer, start_peer):
+    refusal = JSONResponse({"detail": "a bearer token is needed"}, 401)
+    with pytest.raises(SearchRequestError, match="HTTP 401: a bearer token is"):
+        roll_out(tokenizer, start_peer("/retrieve", lambda _: refusal).url, VELL, FINAL)
 
 
 SCRIPTS = {
@@ -300,17 +289,11 @@ def as_environment(tokenizer, url, *turns):
     limits = {"topk": 2, "deadline_s": 2.0, "response_limit": 300, "form": "short", "turns": 5}
     taskset = SearchTaskset(train="", eval="", url=url, **limits)
     taskset.name = "search"
-    engine = Engine(tokenizer, *turns)
-
-    async def sample(prompt_ids, max_tokens):
-        output = await engine.generate(prompt_ids=prompt_ids, sampling_params={"max_tokens": max_tokens})
-        return Sampled(output.token_ids, output.log_probs, len(output.token_ids) >= max_tokens)
-
-    model = SimpleNamespace(tokenizer=tokenizer, sample=sample)
+    model = Told(tokenizer, *turns)
     row = Row("q", {"question": "Ask.", "targets": ["Vell"]})
     limits = EpisodeLimits(300, 400, 100, call_form=call_form(tokenizer))
     (played,) = asyncio.run(play_row(taskset, row, model, limits))
-    return played, engine
+    return played, model
 
 
 HERMES = [
@@ -330,9 +313,9 @@ PLAYED += [(name, [call, f"{call}x", "<answer>Vell</answer>"]) for name, call in
 def test_the_search_environment_plays_the_ids_of_the_search_loop(tokenizer, url, name, turns, monkeypatch):
     tokenizer = family(tokenizer, name) if name else tokenizer
     monkeypatch.setattr(sys.modules[__name__], "PROMPT", solver_messages("Ask.", "short", 5))
-    output, loop_engine = roll_out(tokenizer, url, *turns)
-    played, engine = as_environment(tokenizer, url, *turns)
-    assert engine.inputs == loop_engine.inputs
+    output, engine = roll_out(tokenizer, url, *turns)
+    played, model = as_environment(tokenizer, url, *turns)
+    assert model.inputs == engine.inputs
     assert (played.prompt_ids, played.response_ids) == (output.prompt_ids, output.response_ids)
     assert played.response_mask == output.response_mask and played.token_drift == 0
     assert played.score.reward == solver_reward(trajectory(output), ["Vell"]).score

@@ -48,8 +48,7 @@ class EnvironmentAgent(ServedModel):
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
         """Sample the next turn."""
-        completion = await self.complete(prompt_ids, max_tokens)
-        return Sampled(completion.ids, None, completion.truncated)
+        return await self.complete(prompt_ids, max_tokens)
 
 
 def of_episode(rows: Sequence[Played]) -> Played:

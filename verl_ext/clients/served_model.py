@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import httpx
 from annotated_types import Ge, MinLen
@@ -21,6 +21,7 @@ from drzero.ops.bearer import bearer_headers, bearer_of, without_token
 from drzero.ops.errors import UserError
 from drzero.ops.telemetry import waiting
 from drzero.ops.text import encodable
+from verl_ext.episodes import Sampled
 from verl_ext.method.chat import turn_end_id, turn_ends
 
 
@@ -100,13 +101,6 @@ def read_answer(response: httpx.Response, shape: type[Answer], said: str, *, has
     raise kind(f"{response.url} did not answer as an OpenAI endpoint ({what}): {said}")
 
 
-class Completion(NamedTuple):
-    """One turn as sampled."""
-
-    ids: list[int]
-    truncated: bool
-
-
 class _Text(BaseModel):
     text: str
     finish_reason: str | None
@@ -144,7 +138,7 @@ class ServedModel:
         """Close the connections to the server."""
         await self._http.aclose()
 
-    async def complete(self, context: Sequence[int], max_tokens: int, seed: int | None = None) -> Completion:
+    async def complete(self, context: Sequence[int], max_tokens: int, seed: int | None = None) -> Sampled:
         """Sample one turn. Raises ServerUnavailable after the last retry and SolverServerError at once."""
         request: dict[str, Any] = {
             "model": self.model_name,
@@ -185,7 +179,7 @@ class ServedModel:
             )
         return response
 
-    def _read(self, response: httpx.Response) -> Completion:
+    def _read(self, response: httpx.Response) -> Sampled:
         said = words_of(response, self.key_variable)
         choice = read_answer(response, _Completions, said, has_answered=self._answered).choices[0]
         text, finish_reason, ids = choice.text, choice.finish_reason, choice.token_ids
@@ -196,4 +190,4 @@ class ServedModel:
             ids = list(self.tokenizer.encode(text, add_special_tokens=False))
             if finish_reason == "stop" and self._ends.isdisjoint(ids[-1:]):
                 ids.append(turn_end_id(self.tokenizer))
-        return Completion(ids, finish_reason == "length")
+        return Sampled(ids, truncated=finish_reason == "length")

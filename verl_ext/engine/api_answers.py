@@ -68,8 +68,7 @@ class Job:
         """The complete answer. Cancelling it frees its places in the engine's batch."""
         generations = await asyncio.gather(*(self._generate(i) for i in range(len(self.params))))
         choices = [self._choice(i, generation) for i, generation in enumerate(generations)]
-        kind = "chat.completion" if self.is_chat else "text_completion"
-        answer = self._head(kind) | {"choices": choices, "usage": self._usage(generations)}
+        answer = self._head() | {"choices": choices, "usage": self._usage(generations)}
         if isinstance(self.request, ChatRequest) and self.request.return_prompt_token_ids:
             answer["prompt_token_ids"] = self.prompt
         return answer
@@ -100,7 +99,8 @@ class Job:
                 pieces.put_nowait((index, error))
 
         tasks = [asyncio.create_task(run(index)) for index in range(len(self.params))]
-        texts = [self._text_stream() for _ in tasks]
+        stops, openings = tuple(self.request.stop_strings), FORMS[self.form].openings if self.tools else ()
+        texts = [TextStream(self._decode, stops, openings) for _ in tasks]
         done: list[Generation] = []
         try:
             for index in range(len(tasks)) if self.is_chat else ():
@@ -118,7 +118,7 @@ class Job:
                 for event in self._last_events(index, piece, texts[index].sent):
                     yield event
             if self.request.stream_options.include_usage:
-                yield sse(self._head(self._chunk) | {"choices": [], "usage": self._usage(done)})
+                yield sse(self._head(".chunk") | {"choices": [], "usage": self._usage(done)})
             yield "data: [DONE]\n\n"
         finally:
             for task in tasks:
@@ -191,20 +191,13 @@ class Job:
             return turn_text(self.tokenizer, ids)
         return decode(self.tokenizer, ids, skip_special_tokens=self.request.skip_special_tokens)
 
-    @property
-    def _chunk(self) -> str:
-        return "chat.completion.chunk" if self.is_chat else "text_completion"
-
-    def _head(self, kind: str) -> dict[str, Any]:
-        prefix = "chatcmpl" if self.is_chat else "cmpl"
+    def _head(self, part: str = "") -> dict[str, Any]:
+        chat, text = ("chatcmpl", f"chat.completion{part}"), ("cmpl", "text_completion")
+        prefix, kind = chat if self.is_chat else text
         return {"id": f"{prefix}-{self.id}", "object": kind, "created": self.created, "model": self.model}
 
     def _usage(self, generations: Sequence[Generation]) -> dict[str, int]:
         return usage(len(self.prompt), sum(len(one.token_ids) for one in generations))
-
-    def _text_stream(self) -> "TextStream":
-        stops, opening = tuple(self.request.stop_strings), FORMS[self.form].openings if self.tools else ()
-        return TextStream(self._decode, stops, opening)
 
     def _last_events(self, index: int, generation: Generation, sent: str) -> list[str]:
         choice = self._choice(index, generation)
@@ -222,7 +215,7 @@ class Job:
     def _event(self, index: int, said: dict[str, Any], **ended: Any) -> str:
         choice = {"index": index, "finish_reason": None, "logprobs": None, **ended}
         choice |= {"delta": said} if self.is_chat else said
-        return sse(self._head(self._chunk) | {"choices": [choice]})
+        return sse(self._head(".chunk") | {"choices": [choice]})
 
 
 @dataclass
@@ -283,11 +276,10 @@ def chat_job(
     _check_stream(request)
     tools = request.shown_tools
     prompt = _chat_prompt(tokenizer, request, tools)
-    limit = next((n for n in (request.max_completion_tokens, request.max_tokens) if n is not None), None)
     with suppress(ValueError, TemplateError):  # without such a token, a model's own ids end its turns
         ends = (*request.stop_token_ids, *turn_ends(tokenizer))
         request = request.model_copy(update={"stop_token_ids": ends})
-    limit = engine.max_seq_len if limit is None else limit
+    limit = engine.max_seq_len if request.most_tokens is None else request.most_tokens
     form = call_form(tokenizer, form) if tools else "hermes"
     return Job(engine, tokenizer, request, model, prompt, limit, form, tools)
 

@@ -152,6 +152,11 @@ class ChatRequest(SamplingFields):
     return_prompt_token_ids: bool = False
 
     @property
+    def most_tokens(self) -> int | None:
+        """The limit on the answer, under either name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
     def shown_tools(self) -> list[ToolSchema]:
         """The tools shown in the prompt."""
         return [] if self.tool_choice == "none" else [tool.schema_for_prompt() for tool in self.tools]

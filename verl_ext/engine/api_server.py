@@ -12,10 +12,13 @@ import argparse
 import asyncio
 import contextlib
 import hmac
+import json
 import os
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from types import ModuleType
+from typing import Any
 
 import torch
 import uvicorn
@@ -34,8 +37,9 @@ from drzero.ops.connections import server_config
 from drzero.ops.disconnect import unless_gone
 from drzero.ops.openai_http import GONE, RequestRefused, read_body, refusal, unknown_model
 from environments.call import FORMS
+from verl_ext.apis import messages, responses
+from verl_ext.apis.turn import Asked, streamed
 from verl_ext.engine.api_answers import Job, chat_job, completion_job
-from verl_ext.engine.api_others import add_other_apis
 from verl_ext.engine.api_requests import ChatRequest, CompletionRequest
 from verl_ext.engine.engine import EngineFailure, ReferenceEngine
 from verl_ext.engine.loading import ModelLoadError, eos_token_ids, load_model
@@ -120,7 +124,7 @@ def create_app(
     async def chat_completions(request: Request) -> Response:
         return await answer(request, lambda content: chat(ChatRequest.model_validate_json(content)))
 
-    add_other_apis(app, job_of, chat, model_name)
+    _add_other_apis(app, job_of, chat, model_name)
     entry = {"id": model_name, "object": "model", "created": 0, "owned_by": "local"}
     entry |= {"max_model_len": engine.max_seq_len}
 
@@ -154,6 +158,56 @@ def create_app(
         return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
 
     return app
+
+
+def _add_other_apis(
+    app: FastAPI,
+    job_of: Callable[[Request, Callable[[bytes], Job]], Awaitable[Job]],
+    chat: Callable[[ChatRequest], Job],
+    model: str,
+) -> None:
+    """The same turn in other words. `job_of` reads a request, and `chat` makes the job of its chat."""
+
+    async def answer(request: Request, api: ModuleType) -> Response:
+        bodies: list[Any] = []
+
+        def job(content: bytes) -> Job:
+            asked, body = api.read(content)
+            bodies.append(body)
+            return chat(_as_chat(asked, body.model))
+
+        try:
+            turn = (await job_of(request, job)).turn()
+            (body,) = bodies
+            if body.stream:
+                events = streamed(turn, api, model, body)
+                first = await anext(events)  # until something is sent, a refusal has its own status
+                return StreamingResponse(_following(first, events), media_type="text/event-stream")
+            told = await unless_gone(request.receive, turn)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+        except RequestRefused as refused:
+            return JSONResponse(api.refused(refused), status_code=refused.status)
+        return Response(status_code=GONE) if told is None else JSONResponse(api.whole(told, model, body))
+
+    @app.post("/v1/responses")
+    async def of_responses(request: Request) -> Response:
+        return await answer(request, responses)
+
+    @app.post("/v1/messages")
+    async def of_messages(request: Request) -> Response:
+        return await answer(request, messages)
+
+
+def _as_chat(asked: Asked, model: str | None) -> ChatRequest:
+    chat = {"messages": asked.messages, "tools": asked.tools, "max_tokens": asked.max_tokens}
+    return ChatRequest.model_validate_json(json.dumps({**chat, "model": model, **asked.sampling}))
+
+
+async def _following(first: bytes, rest: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for event in rest:
+        yield event
 
 
 class EngineCollector(Collector):

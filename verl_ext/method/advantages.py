@@ -14,9 +14,9 @@ DELTA = 1e-6  # added to the variance, so that equal rewards give 0 and not 0/0
 
 
 def hop_advantages(
-    rewards: npt.ArrayLike, hops: npt.ArrayLike, valid: npt.ArrayLike, delta: float = DELTA
+    rewards: npt.ArrayLike, hops: npt.ArrayLike, valid: npt.ArrayLike
 ) -> npt.NDArray[np.float64]:
-    """Advantage of each row: (reward - group mean) / sqrt(group population variance + delta), shape (rows,).
+    """Advantage of each row: (reward - group mean) / sqrt(group population variance + 1e-6), shape (rows,).
 
     Invalid rows get 0. Raises ValueError for unequal shapes or a valid reward that is not finite.
     """
@@ -25,7 +25,7 @@ def hop_advantages(
     for label in np.unique(hop[is_valid]):
         group = is_valid & (hop == label)
         centred = reward[group] - reward[group].mean()
-        advantages[group] = centred / np.sqrt(np.mean(centred**2) + delta)
+        advantages[group] = centred / np.sqrt(np.mean(centred**2) + DELTA)
     return advantages
 
 

@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
@@ -112,33 +113,30 @@ def reward_fields(rows: Sequence[Played]) -> dict[str, Any]:
     }
 
 
+@dataclass
 class _Engine:
     """An episode stays with its first server."""
 
-    def __init__(
-        self,
-        server_manager: Any,
-        tokenizer: Any,
-        sampling_params: Mapping[str, Any],
-        version: Mapping[str, Any],
-    ) -> None:
-        self._server_manager, self._sampling_params = server_manager, dict(sampling_params)
-        self.tokenizer = tokenizer
-        self._ends = chat.turn_ends(tokenizer)
+    server_manager: Any
+    tokenizer: Any
+    sampling_params: Mapping[str, Any]
+    extra: dict[str, Any]  # reported by the engine: versions of the weights
+    seconds: float = 0.0  # summed over the samples
+    _turns: int = 0
+
+    def __post_init__(self) -> None:
+        self._ends = chat.turn_ends(self.tokenizer)
         self._request_id = uuid4().hex
-        self.extra: dict[str, Any] = dict(version)  # reported by the engine: versions of the weights
-        self.seconds = 0.0  # summed over the samples
-        self._turns = 0
 
     async def sample(self, prompt_ids: list[int], max_tokens: int) -> Sampled:
         """Raises RuntimeError if the engine returns nothing."""
         began = time.monotonic()
         with waiting("generation"):
-            output = await self._server_manager.generate(
+            output = await self.server_manager.generate(
                 request_id=self._request_id,
                 prompt_ids=list(prompt_ids),
                 sampling_params={
-                    **self._sampling_params,
+                    **self.sampling_params,
                     "max_tokens": max_tokens,
                     "stop_token_ids": sorted(self._ends),
                 },

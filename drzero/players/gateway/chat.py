@@ -22,9 +22,7 @@ def read(content: bytes) -> tuple[Asked, ChatRequest]:
     if request.stop_strings:
         raise RequestRefused("stop: a turn ends where the model ends it")
     messages = tuple(plain_message(message.for_prompt()) for message in request.messages)
-    limits = request.max_completion_tokens, request.max_tokens
-    most = next((limit for limit in limits if limit is not None), None)
-    return Asked(messages, tuple(request.shown_tools), most, sampling(request)), request
+    return Asked(messages, tuple(request.shown_tools), request.most_tokens, sampling(request)), request
 
 
 def whole(answer: Answer, model: str, request: ChatRequest) -> dict[str, Any]:

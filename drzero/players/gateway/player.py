@@ -133,23 +133,17 @@ class _Thread:
         return self._result.done()
 
     def _run(self) -> None:
-        result, error = None, None
+        settle: Callable[[Any], None] = self._result.set_result
         try:
-            result = asyncio.run(self._main())
+            outcome = asyncio.run(self._main())
         # Also SystemExit and the cancellation, which would end the thread silently.
         except BaseException as raised:
             plain = isinstance(raised, Exception) and not isinstance(raised, StopIteration)
             error = raised if plain else RuntimeError(f"{type(raised).__name__}: {raised}")
-            error = error.with_traceback(raised.__traceback__)
+            settle, outcome = self._result.set_exception, error.with_traceback(raised.__traceback__)
         with suppress(RuntimeError):  # it was left behind, and the loop that waited for it has ended
-            self._here.call_soon_threadsafe(self._settle, result, error)
+            self._here.call_soon_threadsafe(settle, outcome)
 
     async def _main(self) -> Any:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         return await self._play()
-
-    def _settle(self, result: Any, error: BaseException | None) -> None:
-        if error is not None:
-            self._result.set_exception(error)
-        else:
-            self._result.set_result(result)

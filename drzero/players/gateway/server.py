@@ -16,7 +16,7 @@ from drzero.players.gateway.session import AgentSession
 from drzero.players.loop_server import LoopServer
 from environments.agent.contract import Endpoint
 from verl_ext.apis import messages, responses
-from verl_ext.apis.turn import Answer, Asked, streamed
+from verl_ext.apis.turn import Asked, streamed
 
 MODEL = "policy"
 
@@ -54,8 +54,8 @@ class Gateway(LoopServer):
                 session = self._session(request)
                 asked, body = _read(api, await request.read())
                 if body.stream:
-                    return await _stream(request, streamed(_told(session, asked), api, MODEL, body))
-                return web.json_response(api.whole(await _told(session, asked), MODEL, body))
+                    return await _stream(request, streamed(session.ask(asked), api, MODEL, body))
+                return web.json_response(api.whole(await session.ask(asked), MODEL, body))
             except RequestRefused as refused:
                 return web.json_response(api.refused(refused), status=refused.status)
 
@@ -105,10 +105,6 @@ def _read(api: ModuleType, content: bytes) -> tuple[Asked, Any]:
 def _same(sent: str, key: str) -> bool:
     # aiohttp reads bytes that are no text as lone surrogates.
     return hmac.compare_digest(sent.removeprefix("Bearer ").encode(errors="replace"), key.encode())
-
-
-async def _told(session: AgentSession, asked: Asked) -> Answer:
-    return (await session.ask(asked)).answer
 
 
 async def _stream(request: web.Request, events: AsyncGenerator[bytes]) -> web.StreamResponse:

@@ -11,27 +11,20 @@ from environments.conversation import Message
 from environments.fault import one_line
 from verl_ext.apis.turn import Answer, Asked
 from verl_ext.engine.api_answers import heard
-from verl_ext.episodes import EpisodeLimits, Model, Sampled
+from verl_ext.episodes import Answered, EpisodeLimits, Model
 from verl_ext.method.chat import next_turn_ids, opened_thinking, render_prompt_ids, turn_text
 
 _LONGEST_TOKEN = 128  # characters. Vocabularies have so many blanks as one token
 
 
 @dataclass
-class ModelCall:
+class ModelCall(Answered):
     """One answered request."""
 
     number: int
     asked: Asked
-    prompt_ids: list[int]
-    sampled: Sampled
     answer: Answer
-    extends: int | None = None  # the number of the call whose conversation it continues
-
-    @property
-    def known(self) -> list[int]:
-        """Prompt and sampled ids."""
-        return self.prompt_ids + self.sampled.ids
+    extends: int | None  # the number of the call whose conversation it continues
 
 
 @dataclass
@@ -48,7 +41,7 @@ class AgentSession:
     closed: bool = False
     _begun: int = 0
 
-    async def ask(self, asked: Asked) -> ModelCall:
+    async def ask(self, asked: Asked) -> Answer:
         """Sample the next turn of these messages. Raises RequestRefused."""
         self._check_open()
         if asked.max_tokens is not None and asked.max_tokens < 1:
@@ -70,8 +63,8 @@ class AgentSession:
         extends = earlier.number if earlier else None
         number = len(self.calls)
         answer = Answer(str(number), text, calls, len(prompt_ids), sampled.ids, sampled.truncated)
-        self.calls.append(call := ModelCall(number, asked, prompt_ids, sampled, answer, extends))
-        return call
+        self.calls.append(ModelCall(prompt_ids, sampled, number, asked, answer, extends))
+        return answer
 
     def count(self, asked: Asked) -> int:
         """The tokens of a prompt. Raises RequestRefused."""

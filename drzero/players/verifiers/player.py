@@ -13,7 +13,7 @@ from verifiers.v1.types import content_text
 from drzero.players.verifiers.endpoint import Endpoint
 from drzero.players.verifiers.host import host_of
 from drzero.players.verifiers.renderer import renderer_config
-from drzero.players.verifiers.session import Asked, Clock, Session
+from drzero.players.verifiers.session import Clock, Session
 from environments.call import parse_calls
 from environments.conversation import Conversation, Message, Turn
 from environments.fault import EnvironmentFault
@@ -21,11 +21,9 @@ from environments.row import Row
 from environments.score import Score, score_fault
 from environments.taskset import Taskset
 from environments.verifiers.taskset import VerifiersTaskset
-from verl_ext.episodes import EpisodeLimits, Model, Played
+from verl_ext.episodes import Answered, EpisodeLimits, Model, Played
 from verl_ext.method.chat import read_turn
 from verl_ext.method.trajectory import token_drift
-
-_MODEL = "policy"
 
 
 async def play(taskset: Taskset, row: Row, model: Model, limits: EpisodeLimits) -> list[Played]:
@@ -42,10 +40,8 @@ class _Play:
         self._traces: list[Any] = []
 
     async def run(self) -> list[Played]:
-        fault = None
         try:
-            episode = await self._episode()
-            fault = self._fault(episode)
+            fault = self._fault(await self._episode())
         except EnvironmentFault as spoiled:
             fault = str(spoiled)
         for session in self._sessions.values():
@@ -66,7 +62,7 @@ class _Play:
             renderer=renderer_config(self._model.tokenizer, self._limits.call_form),
             renderer_model_name=self._model.tokenizer.name_or_path,
         )
-        context = vf.ModelContext(model=_MODEL, client=client, sampling=vf.SamplingConfig())
+        context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
 
         def session_of(trace: Any) -> None:
             """Called in the library's thread, before the agent asks anything."""
@@ -101,9 +97,8 @@ class _Play:
         return None
 
     def _judged(self, played: Played, fault: str | None) -> Played:
-        trace = self._traces[0] if not self._trained() else self._trained()[0] if self._traces else None
         if fault is None:
-            assert trace is not None
+            (trace,) = self._trained()
             score = self._score(trace)
             wrong = score_fault(score)
             fault = f"{self._taskset.name}: {wrong}" if wrong else None
@@ -135,7 +130,7 @@ class _Play:
                 played.token_drift = 1
             yield played
 
-    def _played(self, branch: Any, asked: Sequence[Asked]) -> Played:
+    def _played(self, branch: Any, asked: Sequence[Answered]) -> Played:
         ids, mask = branch.token_ids, branch.sampled_mask
         first = mask.index(True)
         known = bool(asked) and all(one.sampled.log_probs is not None for one in asked)
@@ -152,7 +147,7 @@ class _Play:
         played.token_drift = token_drift(played, sampled) if sampled and complete else 1
         return played
 
-    def _conversation(self, branch: Any, asked: Sequence[Asked]) -> Conversation:
+    def _conversation(self, branch: Any, asked: Sequence[Answered]) -> Conversation:
         sampled = {tuple(one.sampled.ids): one for one in asked}
         tools = [
             {"type": "function", "function": {"name": tool.name, "parameters": tool.parameters}}

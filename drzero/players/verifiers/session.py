@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_ext.episodes import Ended, EpisodeLimits, Model, Sampled
-
-
-class TurnRefused(Exception):
-    """A request that gets no turn. The library passes the message on."""
+from drzero.ops.openai_http import RequestRefused
+from verl_ext.episodes import Answered, Ended, EpisodeLimits, Model, Sampled
 
 
 @dataclass
@@ -25,55 +22,42 @@ class Clock:
 
 
 @dataclass
-class Asked:
-    """One answered request."""
-
-    prompt_ids: list[int]
-    sampled: Sampled
-
-    @property
-    def known(self) -> list[int]:
-        """Prompt and sampled ids."""
-        return self.prompt_ids + self.sampled.ids
-
-
-@dataclass
 class Session:
     """Everything that one agent of the library has asked."""
 
     model: Model
     limits: EpisodeLimits
     clock: Clock
-    asked: list[Asked] = field(default_factory=list)
+    asked: list[Answered] = field(default_factory=list)
     ended: Ended = "over"  # `tokens` if no room was left for a turn
     too_long: str | None = None  # why the conversation could not begin
     failure: Exception | None = None  # the error of the model's engine or server
     _starts: list[tuple[int, list[int]]] = field(default_factory=list)
 
     async def sample(self, prompt_ids: Sequence[int]) -> Sampled:
-        """Sample the turn after these ids. Raises TurnRefused."""
+        """Sample the turn after these ids. Raises RequestRefused."""
         ids = list(prompt_ids)
         start = self._start(ids)
         room = min(self.limits.tokens_per_turn, self.limits.response_tokens - (len(ids) - start))
         if room <= 0:
             self.ended = "tokens"
-            raise TurnRefused(f"maximum context length: no room is left after {len(ids)} tokens")
+            raise RequestRefused(f"maximum context length: no room is left after {len(ids)} tokens")
         self.clock.waiting += 1
         try:
             sampled = await self.model.sample(ids, room)
         # Any error of an engine or server. The player raises it after the library has ended the episode.
         except Exception as error:
             self.failure = error
-            raise TurnRefused(f"the model failed: {type(error).__name__}") from error
+            raise RequestRefused(f"the model failed: {type(error).__name__}") from error
         finally:
             self.clock.waiting -= 1
             self.clock.since = time.monotonic()
-        self.asked.append(Asked(ids, sampled))
+        self.asked.append(Answered(ids, sampled))
         self._starts.append((start, self.asked[-1].known))
         return sampled
 
     def _start(self, ids: list[int]) -> int:
-        """The length of the prompt. Raises TurnRefused if it is too long."""
+        """The length of the prompt. Raises RequestRefused if it is too long."""
         for start, known in reversed(self._starts):
             if ids[: len(known)] == known:
                 return start
@@ -82,7 +66,7 @@ class Session:
                 f"the first messages are {len(ids)} tokens, more than "
                 f"data.max_prompt_length={self.limits.prompt_tokens}"
             )
-            raise TurnRefused(f"maximum context length: {self.too_long}")
+            raise RequestRefused(f"maximum context length: {self.too_long}")
         return len(ids)
 
 
