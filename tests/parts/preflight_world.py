@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from model_config import config_of
 from omegaconf import DictConfig
 from safetensors.torch import save_file
 from solver_rows import solver_row
@@ -19,7 +18,7 @@ from torch import zeros
 from data.journal import SAMPLES, Journal
 from data.parquet_io import write_training_rows
 from drzero.preflight.context import Readings
-from drzero.preflight.model_shape import KNOWN, ModelShape
+from drzero.preflight.model_shape import KNOWN, ModelShape, config_of
 from drzero.recipe.compose import compose_stage, resolve, write_as_run
 from drzero.recipe.fingerprint import fingerprint
 from verl_ext.checkpoints import TRACKER

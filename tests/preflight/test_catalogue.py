@@ -25,7 +25,6 @@ from families import family
 from hypothesis import given
 from hypothesis import strategies as st
 from loopback_hub import NO_HUB, LoopbackHub
-from model_config import config_of
 from omegaconf import DictConfig
 from preflight_world import World, save_model_folder, write_prompts
 from transformers import AutoTokenizer
@@ -41,7 +40,7 @@ from drzero.preflight import machine, ray_cluster, versions
 from drzero.preflight.context import Readings
 from drzero.preflight.finding import Severity
 from drzero.preflight.memory_ledger import loading_gib, offloaded_gib, weights_backup_gib
-from drzero.preflight.model_shape import KNOWN, load_shape, shape_of
+from drzero.preflight.model_shape import KNOWN, config_of, load_shape, shape_of
 from drzero.preflight.run import STAGES, Report, preflight, refused_override
 from drzero.preflight.values import LOGGERS, PRECISIONS, concerns_verl
 from drzero.recipe.compose import CONFIG_DIR, resolve

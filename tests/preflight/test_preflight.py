@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from conftest import Prepared
 from loopback_hub import NO_HUB, LoopbackHub
-from model_config import config_of
 from terminal import terminal_as_stdout
 
 from drzero.cli import main
@@ -22,7 +21,7 @@ from drzero.preflight.cost import Estimate
 from drzero.preflight.finding import PreflightFailed, error, note, warning
 from drzero.preflight.index_size import gib
 from drzero.preflight.memory_ledger import Ledger
-from drzero.preflight.model_shape import KNOWN
+from drzero.preflight.model_shape import KNOWN, config_of
 from drzero.preflight.report import print_reports
 from drzero.preflight.run import Report
 from drzero.recipe.errors import CheckError

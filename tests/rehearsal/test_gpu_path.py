@@ -11,12 +11,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from model_config import config_of
 from solver_rows import solver_row
 
 from bench.sglang_memory import FAMILIES
 from data.parquet_io import write_training_rows
-from drzero.preflight.model_shape import load_shape
+from drzero.preflight.model_shape import config_of, load_shape
 from drzero.recipe.compose import compose_plain, compose_stage, resolve, verl_env
 
 ROOT = Path(__file__).parent.parent.parent
