@@ -79,7 +79,7 @@ async def ask_solver(
             ),
             keep,
             services,
-            total=len(pairs),
+            total=len(journal.records) + len(pairs),
             description="open book",
         )
 

@@ -494,7 +494,7 @@ def test_the_player_knows_a_tool_that_came_late(tmp_path, tiny_model):
     taskset.name = "sums"
     (row,) = taskset.rows("train", None, 0)
     add = calls_of(("add", {"a": 1, "b": 2}))
-    model = Told(AutoTokenizer.from_pretrained(tiny_model), [add, "I cannot.", add, "It is 3."])
+    model = Told(AutoTokenizer.from_pretrained(tiny_model), add, "I cannot.", add, "It is 3.")
     (played,) = asyncio.run(play(taskset, row, model, EpisodeLimits(20_000, 20_000, 5_000)))
     assert played.fault is None and played.token_drift == 0
     assert [call.undeclared for call in played.conversation.calls] == [True, False]

@@ -32,24 +32,24 @@ def judged(function, words):
         (
             "train",
             "--env vf-wordle --model Qwen/Qwen2.5-3B-Instruct --gpu-type A100-40GB",
-            [f"{OFFLOADED} compute.memory=81920", f"{ADAPTER} compute.memory=40960"],
+            [f"{OFFLOADED} compute.memory=90112", f"{ADAPTER} compute.memory=40960"],
         ),
         (
             "train",
             "--config-path config/runs/wordle.yaml --model qwen2.5-7b --gpu-type A100-80GB",
-            [f"{OFFLOADED} compute.memory=155648", f"{ADAPTER} compute.memory=57344"],
+            [f"{OFFLOADED} compute.memory=212992", f"{ADAPTER} compute.memory=57344"],
         ),
         (
             "train",
             "--env wordle --gpu-type T4 rollout=reference actor_rollout_ref.actor.use_dynamic_bsz=false "
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 "
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
-            [OFFLOADED, f"{ADAPTER} actor_rollout_ref.rollout.max_num_seqs=32"],
+            [f"{OFFLOADED} compute.memory=40960", f"{ADAPTER} actor_rollout_ref.rollout.max_num_seqs=32"],
         ),
         (
             "main",
             "--action challenger --model qwen2.5-3b --gpu-type A100-40GB",
-            ["actor_rollout_ref.rollout.max_num_seqs=32 solver.max_batch_size=32 compute.memory=81920"],
+            ["actor_rollout_ref.rollout.max_num_seqs=32 solver.max_batch_size=32 compute.memory=90112"],
         ),
         (
             "main",

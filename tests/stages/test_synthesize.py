@@ -419,6 +419,17 @@ def test_the_solver_is_asked_with_what_the_challenger_read_and_once(config, toke
     assert "rerun to ask" in (found[2, 0] or "")
 
 
+def test_what_an_earlier_start_asked_counts_when_one_fails(config, tokenizer, start_peer, tmp_path):
+    serve(config, start_peer, lambda request: 500)
+    config.run.max_failed_share = 0.25
+    with Journal(tmp_path / "open_book.jsonl", {"work": "this"}) as journal:
+        for index in range(3):
+            journal.append({"prompt_index": index, "sample": 0, "answer": "the Tesk"})
+        model = StageModel("solver", "", "", completions_url(config), tokenizer)
+        failed = asyncio.run(ask_solver(config, model, [pair(index=3)], journal, ServiceGroup([])))
+    assert len(failed) == 1  # one of four, which is not too many
+
+
 def test_only_pairs_that_pass_the_other_gates_are_asked():
     gates = Gates(GateSettings(near_duplicates=False))
     good, bad = record(last_turn()), record(last_turn("Drosken lies there."), sample=1)
