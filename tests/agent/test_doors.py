@@ -19,6 +19,7 @@ from mcp import Client
 from drzero.ops.process.ports import free_port
 
 pytestmark = [
+    pytest.mark.matrix,
     pytest.mark.slow("real engines on two cores; test_chat, test_page and test_mcp cover the doors"),
     pytest.mark.timeout(3600),
 ]

@@ -48,6 +48,7 @@ def entries_of(loop):
     return Manifest(loop.checkpoints / "evolve" / "manifest.json").entries
 
 
+@pytest.mark.matrix
 @pytest.mark.slow(
     "a second witness of what `launched_loop` shows of one stage, and further starts of the trainer"
 )
