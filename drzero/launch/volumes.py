@@ -42,7 +42,7 @@ def volume_names(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def name_beside(names: Mapping[str, str], what: str) -> str:
-    """The name of what goes with these volumes: the Dict `claims`, the app `search` or `agent`."""
+    """The name of a Dict (`claims`) or an app (`search`, `agent`) that belongs to these volumes."""
     return names["corpus"].replace("corpus", what, 1)
 
 

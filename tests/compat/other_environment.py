@@ -1,4 +1,4 @@
-"""What this project cannot have, for the tests of `make compat`: environments of their own, a browser."""
+"""Separate environments and a browser: `make compat` needs them, and `make setup` does not install them."""
 
 import json
 import os

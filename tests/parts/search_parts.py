@@ -133,7 +133,7 @@ def serving(index: Path | str, *more: str, **options: Any) -> Iterator[Server]:
 
 
 def in_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Run an async test in an event loop of its own, for a minute at most."""
+    """Run an async test in a new event loop, for a minute at most."""
     return wraps(test)(lambda **given: asyncio.run(asyncio.wait_for(test(**given), 60)))
 
 

@@ -357,7 +357,7 @@ def test_with_a_token_health_is_open_and_returns_only_ok(chroma, embedder):
 
 
 class Body:
-    """So many MiB, of which httpx's transport reads one after the other, as the app asks for it."""
+    """A body of so many MiB. httpx's transport reads the next one when the app asks."""
 
     def __init__(self, size: int) -> None:
         self.size, self.read = size, 0

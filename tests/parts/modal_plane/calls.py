@@ -35,7 +35,7 @@ class Calls:
         self._functions = functions
         self._containers = containers
         self._jobs: dict[str, Job] = {}
-        """By the id of their function call, each of which has one input here."""
+        """By function call id. Here a call has one input."""
         self.answers: dict[str, Callable[..., Any]] = {}
         self.bell = Bell()
         """Rings whenever a call ends."""
