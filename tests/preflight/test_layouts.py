@@ -23,7 +23,7 @@ def errors_about_memory(stage, *overrides):
     [
         "challenger",
         pytest.param(
-            "solver", marks=pytest.mark.slow("composes every model; the challenger's row is tighter")
+            "solver", marks=pytest.mark.slow("composes every model, as the challenger does")
         ),
         "evaluate",
     ],
