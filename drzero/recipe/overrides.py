@@ -8,6 +8,7 @@ Hydra alone would accept mistakes that only show once services are up, such as a
 import dataclasses
 import json
 import os
+import pickle
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +22,6 @@ from typing import Any, get_args
 
 import yaml
 from hydra import compose, initialize_config_dir
-from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -296,7 +296,6 @@ class _Groups:
     def __init__(self, config_dir: Path, config_name: str, hydra_overrides: list[str]) -> None:
         self._dir, self._config_name = config_dir, config_name
         self._context = hydra_overrides  # they may set the search path
-        self._loader: ConfigLoader = GlobalHydra.instance().config_loader()
         self._roots = set(self._list("", ObjectType.GROUP))
 
     def names(self) -> list[str]:
@@ -330,7 +329,7 @@ class _Groups:
                 ).of(choice.input_line)
         lines = [choice.input_line or "" for choice in choices]
         try:
-            return _compose_choices(self._dir, self._config_name, *self._context, *lines).copy()
+            pickled = _compose_choices(self._dir, self._config_name, *self._context, *lines)
         except MissingConfigException as error:
             group, slash, option = (error.missing_cfg_file or "").partition("/")
             if not lines or not slash:
@@ -345,15 +344,29 @@ class _Groups:
             if not (lines or self._context):  # the config itself is broken
                 raise
             raise _refused_by_hydra(self._context + lines, error) from None
+        composed: DictConfig = pickle.loads(pickled)
+        return composed
 
     def _list(self, group: str, kind: ObjectType) -> list[str]:
-        return self._loader.get_group_options(group, kind, self._config_name, self._context)
+        return _group_options(self._dir, self._config_name, group, kind, *self._context)
 
 
 @cache
-def _compose_choices(config_dir: Path, config_name: str, *overrides: str) -> DictConfig:
-    """Compose, inside an `initialize_config_dir`. Cached, because a loop's stages differ in values alone."""
-    return compose(config_name, overrides=list(overrides))
+def _group_options(
+    config_dir: Path, config_name: str, group: str, kind: ObjectType, *overrides: str
+) -> list[str]:
+    """The names on the search path, inside an `initialize_config_dir`. Hydra looks for them anew each time."""
+    loader = GlobalHydra.instance().config_loader()
+    return loader.get_group_options(group, kind, config_name, list(overrides))
+
+
+@cache
+def _compose_choices(config_dir: Path, config_name: str, *overrides: str) -> bytes:
+    """Compose, inside an `initialize_config_dir`, and pickle, which OmegaConf copies faster than its nodes.
+
+    Cached, because a loop's stages differ in values alone.
+    """
+    return pickle.dumps(compose(config_name, overrides=list(overrides)))
 
 
 def _check_value(override: Override, config: Tree, groups: _Groups, schema: Schema) -> None:
