@@ -16,12 +16,12 @@ NOWHERE = "On which river does the town of Nowhere lie?"
 
 
 @pytest.fixture(scope="module")
-def towns(tmp_path_factory):
+def towns(tmp_path_factory, tiny_model):
     """An index of the towns and questions about them; the last one has no right answer there."""
     folder = tmp_path_factory.mktemp("towns")
     lines = [f"On which river does the town of {t} lie?,{r}" for t, r in zip(TOWNS, RIVERS, strict=True)]
     (folder / "exam.csv").write_text("\n".join(["question,answer", *lines, f"{NOWHERE},Styx"]) + "\n")
-    sizes = ["rows=4", "heldout_rows=0", "hop_ratio=[1]", "min_document_tokens=0"]
+    sizes = [f"base_model={tiny_model}", "rows=4", "heldout_rows=0", "hop_ratio=[1]", "min_document_tokens=0"]
     assert main(["prepare-data", *common(folder), f"source={write_towns(folder)}", *sizes]) == 0
     return folder
 

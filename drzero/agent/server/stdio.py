@@ -36,7 +36,11 @@ def serve_stdio(overrides: Sequence[str], out: TextIO) -> None:
         with running(config, stage="serve_agent") as agents:
             front.offer(agents)
             while not front.has_ended.wait(_CHECK_EVERY_S):
-                agents.services.check()
+                try:
+                    agents.services.check()
+                except RunFailed as fault:  # told before the other services are stopped, which takes seconds
+                    front.fail(fault)
+                    raise
     except (UserError, RunFailed) as fault:
         say("serve-agent", f"no question can be answered: {fault}", "error")
         front.fail(fault)
