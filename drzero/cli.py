@@ -6,6 +6,7 @@
 """
 
 import errno
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -192,6 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if {"-h", "--help"} & set(words):
         _show(command.help())
         return 0
+    # A config is thousands of nodes that live on: by default the collector walks them again and again.
+    gc.set_threshold(20_000)
     try:
         return _run(name, command, words)
     except (UserError, RunFailed, OutOfTime) as error:

@@ -95,9 +95,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep the collector from what is imported by now, and let it run seldom: configs have many nodes."""
+    """Spare the garbage collector what was imported by now: it would go through all of it again and again."""
     gc.freeze()
-    gc.set_threshold(100_000)
+    gc.set_threshold(20_000)
 
 
 @pytest.fixture(scope="session")

@@ -160,7 +160,9 @@ def test_it_ends_with_stdin_while_it_loads(converse, words):
     wait_for(lambda: not any(map(lives, children)), 20)
 
 
-@pytest.mark.parametrize("mode", ["legacy", "auto"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("legacy", marks=pytest.mark.slow("test_mcp.py has each mode over HTTP")), "auto"]
+)
 def test_the_sdk_s_client_asks_and_leaves_nothing_behind(words, mode, tmp_path):
     environ = {"OPENAI_API_KEY": KEY, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path)}
     server = StdioServerParameters(command=sys.executable, args=["-m", "drzero.cli", *words], env=environ)

@@ -108,6 +108,7 @@ def test_the_healthy_engine_agrees_in_everything(compare, model_folder):
     assert "FAIL" not in found.out and examine(found.folder).state == "finished"
 
 
+@pytest.mark.slow("another server; the first tier finds a sampler that is wrong")
 def test_a_wrong_rope_base_is_found_in_sequences_and_log_probs(compare, model_folder, tmp_path):
     faulty = tmp_path / "faulty"
     faulty.mkdir()
@@ -157,6 +158,7 @@ def with_chat(folder, shows):
     return app
 
 
+@pytest.mark.slow("another server; the first tier finds a sampler that is wrong")
 def test_a_server_that_drops_the_system_prompt_is_found(compare, model_folder):
     def without_system(messages):
         return [message for message in messages if message["role"] != "system"]

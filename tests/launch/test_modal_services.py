@@ -222,7 +222,11 @@ def container(request, plane, prepared, trained, tmp_path):
     ("container", "token", "path", "holds"),
     [
         (("search", "retrieval.embedder=packaged-minilm"), "RETRIEVAL_TOKEN", "/index", '"documents":60'),
-        (("agent", "process_env.OMP_NUM_THREADS=1"), "AGENT_TOKEN", "/v1/models", '"id":"'),
+        pytest.param(
+            ("agent", "process_env.OMP_NUM_THREADS=1"),
+            *("AGENT_TOKEN", "/v1/models", '"id":"'),
+            marks=pytest.mark.slow("a model's server too; test_serve.py has the agent without a container"),
+        ),
     ],
     indirect=["container"],
 )

@@ -22,9 +22,7 @@ def errors_about_memory(stage, *overrides):
     "stage",
     [
         "challenger",
-        pytest.param(
-            "solver", marks=pytest.mark.slow("composes every model, as the challenger does")
-        ),
+        pytest.param("solver", marks=pytest.mark.slow("composes every model, as the challenger does")),
         "evaluate",
     ],
 )

@@ -127,6 +127,7 @@ def test_a_killed_encoder_is_replaced_and_its_batch_is_not_lost(server):
     assert read_metric(server.url, "retrieval_encoder_restarts_total") == deaths + 1
 
 
+@pytest.mark.slow("another start of an encoder; the first tier kills one at work")
 def test_an_encoder_killed_while_idle_is_replaced_before_anyone_asks(server):
     (victim,) = server.encoders()
     deaths = read_metric(server.url, "retrieval_encoder_restarts_total")

@@ -44,7 +44,13 @@ def ran(script, *arguments):
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.parametrize("command", ["challenger", "evolve"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param("challenger", marks=pytest.mark.slow("evolve's process checks as it does")),
+        "evolve",
+    ],
+)
 def test_what_only_waits_has_loaded_nothing_heavy(command, prepared, tmp_path):
     arguments = prepared.overrides(tmp_path)
     if command == "evolve":
