@@ -104,9 +104,11 @@ def progress_lines(
 def _with_evidence(source: Source, answer: str | None) -> Source:
     if answer is None or normalize_answer(answer) in _BARE:
         return source
+    # Cutting text into sentences adds word boundaries: "。" is a sentence of "。1", but no word of it.
+    if not any(contains_answer(whole, answer) for whole in (source.text, source.title)):
+        return source
     places = [*_sentences(source.text), source.title, source.text]
-    evidence = next((place for place in places if contains_answer(place, answer)), None)
-    return replace(source, evidence=evidence)
+    return replace(source, evidence=next(place for place in places if contains_answer(place, answer)))
 
 
 def _sentences(text: str) -> Iterator[str]:

@@ -128,6 +128,7 @@ TEXT = st.text(st.sampled_from("ab 1.,!?。の\n\"')é\u200b"), max_size=40)
 
 @given(TEXT, TEXT, TEXT)
 @example("a", "a.。 a", "")
+@example("。", "。1", "")
 def test_evidence_is_a_part_that_has_the_answer_and_is_missed_in_none(answer, text, title):
     found = evidence(answer, text, title)
     anywhere = contains_answer(text, answer) or contains_answer(title, answer)
