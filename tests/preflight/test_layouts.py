@@ -18,14 +18,7 @@ def errors_about_memory(stage, *overrides):
     return [str(one) for one in preflight(config, stage).errors if any(word in one.why for word in OF_MEMORY)]
 
 
-@pytest.mark.parametrize(
-    "stage",
-    [
-        "challenger",
-        pytest.param("solver", marks=pytest.mark.slow("composes every model, as the challenger does")),
-        "evaluate",
-    ],
-)
+@pytest.mark.parametrize("stage", ["challenger", "solver", "evaluate"])
 def test_four_copies_over_two_gpus_serve_the_models_that_the_page_names(stage):
     rows = [line.split("|") for line in PAGE.splitlines() if "| `qwen" in line]
     row = next(row for row in rows if stage in row[1].partition(":")[0])
