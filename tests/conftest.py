@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spare the garbage collector what was imported by now: it would go through all of it again and again."""
+    """Spare the garbage collector what was imported by now, and run it as seldom as `drzero` does."""
     gc.freeze()
     gc.set_threshold(20_000)
 

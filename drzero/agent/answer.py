@@ -105,10 +105,11 @@ def _with_evidence(source: Source, answer: str | None) -> Source:
     if answer is None or normalize_answer(answer) in _BARE:
         return source
     # Cutting text into sentences adds word boundaries: "。" is a sentence of "。1", but no word of it.
-    if not any(contains_answer(whole, answer) for whole in (source.text, source.title)):
+    wholes = [whole for whole in (source.title, source.text) if contains_answer(whole, answer)]
+    if not wholes:
         return source
-    places = [*_sentences(source.text), source.title, source.text]
-    return replace(source, evidence=next(place for place in places if contains_answer(place, answer)))
+    sentences = (sentence for sentence in _sentences(source.text) if contains_answer(sentence, answer))
+    return replace(source, evidence=next(sentences, wholes[0]))
 
 
 def _sentences(text: str) -> Iterator[str]:

@@ -64,7 +64,7 @@ def tools_fault(tokenizer: Any, opening: Messages, tools: Sequence[Mapping[str, 
 
 
 def _between_turns(messages: Messages) -> list[range]:
-    """The opening's places, then those of the messages after each assistant turn."""
+    """Ranges of indices: the opening, then the messages after each assistant turn."""
     turns = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
     starts = [0, *(turn + 1 for turn in turns)]
     places = map(range, starts, [*turns, len(messages)])

@@ -38,7 +38,7 @@ def serve_stdio(overrides: Sequence[str], out: TextIO) -> None:
             while not front.has_ended.wait(_CHECK_EVERY_S):
                 try:
                     agents.services.check()
-                except RunFailed as fault:  # told before the other services are stopped, which takes seconds
+                except RunFailed as fault:  # before the other services stop, which takes seconds
                     front.fail(fault)
                     raise
     except (UserError, RunFailed) as fault:
