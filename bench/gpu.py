@@ -1,17 +1,26 @@
 """The recipe on one GPU, piece by piece: does each training stage run, how fast, with how much memory.
 
-    python -m bench.gpu --work outputs/gpu                      # all unfinished pieces, then the page
-    python -m bench.gpu --work outputs/gpu reference-solver     # one piece
-    python -m bench.gpu --work outputs/gpu --shape qwen2.5-3b sglang-solver
-    python -m bench.gpu --work outputs/gpu --hardware cpu …     # the same pieces without a GPU
+    python -m bench.gpu --page outputs/gpu/page.md              # all unfinished pieces, then the tables
+    python -m bench.gpu reference-solver                        # one piece
+    python -m bench.gpu --shape qwen2.5-7b real-size-solver
+    python -m bench.gpu --hardware cpu --shape smollm2-135m …   # the same pieces without a GPU
 
-Each piece is a process with one command on the demo world and the packaged model: a short solver or
-challenger run on either rollout engine, or the solver on stock veRL. Finished pieces have a record in the
-work folder and do not run again. `--page outputs/gpu/page.md` writes all tables, and docs/gpu.md shows some.
+A piece is one command on the demo world, a short solver or challenger run:
+
+- `reference-…`, `sglang-…`: the packaged model on either rollout engine
+- `…-stock-solver`: on stock veRL, without our trainer
+- `…-streamed`: every other step's reward waits for the last rollout (`bench.streamed_reward`)
+- `real-size-…`: random weights of real size, at the recipe's lengths, with the settings of `8xh100`. A 3B
+  challenger needs 87 GB so; on a smaller GPU preflight refuses it, and names what fits (add it by `--set`).
+
+A finished piece has a record in the work folder and does not run again. A failed one starts over.
+docs/gpu.md shows some of the tables.
 """
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -26,7 +35,9 @@ from statistics import mean
 import psutil
 import torch
 
+from bench import streamed_reward
 from bench.machine import machine
+from bench.shapes import SHAPES, shape_folder
 from data.benchmarks import load_benchmark
 from data.parquet_io import training_row, write_training_rows
 from data.solver_rows import TRAIN, VAL
@@ -68,6 +79,13 @@ STOCK = (
     "trainer.v1.trainer_mode=sync",
     "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
 )
+STREAMED = (
+    "reward.custom_reward_function.path=pkg://bench.streamed_reward",
+    f"trainer.total_training_steps={streamed_reward.STEPS}",
+    f"trainer.save_freq={streamed_reward.STEPS}",
+    # All steps have the same weights, for all that matters.
+    "actor_rollout_ref.actor.optim.lr=1e-9",
+)
 
 
 @dataclass(frozen=True)
@@ -77,15 +95,22 @@ class Piece:
     stage: str
     engine: str
     overrides: tuple[str, ...] = ()
+    batch: int = 16
+    """Prompts a step."""
+    of_real_size: bool = False
 
 
 PIECES = {
     "reference-solver": Piece("solver", "reference"),
     "stock-solver": Piece("solver", "reference", STOCK),
     "reference-challenger": Piece("challenger", "reference"),
+    "reference-streamed": Piece("challenger", "reference", STREAMED, batch=128),
     "sglang-solver": Piece("solver", "sglang"),
     "sglang-stock-solver": Piece("solver", "sglang", STOCK),
     "sglang-challenger": Piece("challenger", "sglang"),
+    "sglang-streamed": Piece("challenger", "sglang", STREAMED, batch=128),
+    "real-size-solver": Piece("solver", "sglang", of_real_size=True),
+    "real-size-challenger": Piece("challenger", "sglang", of_real_size=True),
 }
 
 
@@ -98,6 +123,8 @@ class Result:
     code: int
     seconds: float
     """Of the whole command, start and end included."""
+    start: float
+    """Seconds until the first rollout begins."""
     peak_gib: dict[str, float]
     """The most memory in use in each of the ledger's phases: of the GPU, or without one of the machine."""
     ledger_gib: dict[str, float]
@@ -105,8 +132,10 @@ class Result:
     estimate: str
     """What preflight said of the time."""
     steps: list[dict[str, float]] = field(default_factory=list)
+    streamed: str = ""
+    """Of a run whose steps take turns: their tables."""
     error: str = ""
-    """The last line of a failed command."""
+    """The last lines of a failed command."""
 
 
 def device_name() -> str:
@@ -181,42 +210,51 @@ def roots(work: Path) -> tuple[str, str]:
 
 
 def arguments(
-    name: str, work: Path, hardware: str, batch: int, shape: str | None = None, more: Sequence[str] = ()
+    name: str, work: Path, hardware: str, batch: int | None, shape: str, more: Sequence[str] = ()
 ) -> list[str]:
-    """The overrides of a piece's command: the demo policy, or a model of a real size with random weights."""
+    """The overrides of a piece's command."""
     piece = PIECES[name]
     words = [
-        f"hardware={hardware}",
-        f"model={shape or 'demo-policy'}",
         "retrieval.embedder=packaged-minilm",
         "prompts.form=short",  # as the demo's rows have it, whichever model is trained
         f"run.name={name}",
-        f"rollout={piece.engine}",
-        f"data.train_batch_size={batch}",
+        f"data.train_batch_size={batch or piece.batch}",
         # A profile's disk is for a model 20 times as large; nobody follows a bench on Weights & Biases.
         "run.min_free_gb=10",
         "trainer.logger=[file,tensorboard]",
         f"trainer.total_training_steps={STEPS}",
-        f"trainer.save_freq={STEPS}",
     ]
     if piece.stage == "solver":
         words += ["trainer.val_before_train=false", "trainer.test_freq=-1"]
     else:
         words.append(f"solver.engine={piece.engine}")
-    if shape:
-        from bench.shapes import shape_folder  # its imports take seconds
-
-        words.append(f"base_model={shape_folder(shape, work / 'models')}")
-    elif hardware != "cpu":
-        words += SMALL
-    return [*words, *roots(work), *piece.overrides, *more]
+    words += real_size(work, hardware, shape) if piece.of_real_size else demo_size(hardware)
+    return [*words, f"rollout={piece.engine}", *roots(work), *piece.overrides, *more]
 
 
-def drzero(*words: str) -> subprocess.CompletedProcess[str]:
+def demo_size(hardware: str) -> list[str]:
+    """The packaged model, with everything on the GPU."""
+    words = [f"hardware={hardware}", "model=demo-policy", f"trainer.save_freq={STEPS}"]
+    return words if hardware == "cpu" else [*words, *SMALL]
+
+
+def real_size(work: Path, hardware: str, shape: str) -> list[str]:
+    """Random weights of that architecture; on a GPU with the settings of `8xh100`. Nothing is saved."""
+    words = [f"model={shape}", f"base_model={shape_folder(shape, work / 'models')}", "trainer.save_freq=-1"]
+    if hardware == "cpu":
+        return ["hardware=cpu", *words]
+    if find_spec("flash_attn_2_cuda") is None:
+        words.append("+actor_rollout_ref.model.override_config.attn_implementation=drzero_packed")
+    return ["hardware=8xh100", "machine.gpus=1", *words]
+
+
+def drzero(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command of the project, its output passed on and kept."""
     command = [sys.executable, "-m", "drzero.cli", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        lines = []
+    lines = []
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | environment
+    ) as process:
         for line in process.stdout or ():
             print(line, end="", flush=True)
             lines.append(line)
@@ -224,26 +262,33 @@ def drzero(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_piece(name: str, args: argparse.Namespace) -> Result:
-    """Run one piece. A failure is a record too."""
+    """Run one piece from its beginning. A failure is a record too."""
     work = args.work.resolve()
+    piece, folder, rewards = PIECES[name], work / "checkpoints" / name, work / "rewards" / name
+    for stale in (folder, rewards):
+        if stale.exists():
+            shutil.rmtree(stale)
     words = arguments(name, work, args.hardware, args.batch, args.shape, args.set or [])
-    stage = PIECES[name].stage
-    report = preflight(compose_stage(stage, words), stage)
-    ledger, started = report.ledger, time.monotonic()
+    report = preflight(compose_stage(piece.stage, words), piece.stage)
+    is_streamed = piece.overrides is STREAMED
+    told = streamed_reward.environment(rewards, args.batch or piece.batch) if is_streamed else {}
+    ledger, began, started = report.ledger, time.time(), time.monotonic()
     with sampled() as samples:
-        done = drzero(stage, *words)
-    folder = work / "checkpoints" / name
+        done = drzero(piece.stage, *words, **told)
+    beats, last = RunRecords(folder).beats, done.stdout.strip().splitlines()[-3:]
     steps = [step for step in read_metrics(folder).values() if is_training(step)] if folder.exists() else []
     return Result(
         piece=name,
         machine=device_name(),
         code=done.returncode,
         seconds=time.monotonic() - started,
-        peak_gib=peaks(samples, RunRecords(folder).beats),
+        start=next((beat["time"] - began for beat in beats if beat["phase"] == "rollout"), float("nan")),
+        peak_gib=peaks(samples, beats),
         ledger_gib={phase: ledger.total(phase) for phase in ledger.phases} if ledger else {},
         estimate=str(report.estimate),
         steps=steps,
-        error="" if done.returncode == 0 else (done.stdout.strip().splitlines() or ["no output"])[-1],
+        streamed=streamed_reward.tables(rewards, beats) if is_streamed and done.returncode == 0 else "",
+        error="" if done.returncode == 0 else "; ".join(map(str.strip, last)) or "no output",
     )
 
 
@@ -256,9 +301,11 @@ def page(records: Sequence[Result]) -> str:
         f"`python -m bench.gpu`: {first.machine}. The demo world, {STEPS} steps a run;",
         "means over all steps but the first.",
         "",
-        "| run | " + " | ".join([f"{phase}, s" for phase in PHASES] + ["whole command, s"]) + " |",
-        "|---|" + "---|" * (len(PHASES) + 1),
-        *(_row(record, PHASES, f"{record.seconds:.0f}") for record in records),
+        "| run | "
+        + " | ".join([f"{phase}, s" for phase in PHASES] + ["to the first rollout, s", "whole command, s"])
+        + " |",
+        "|---|" + "---|" * (len(PHASES) + 2),
+        *(_row(record, PHASES, f"{record.start:.0f}", f"{record.seconds:.0f}") for record in records),
         "",
         "| run | " + " | ".join(CHECKS) + " |",
         "|---|" + "---|" * len(CHECKS),
@@ -280,6 +327,9 @@ def page(records: Sequence[Result]) -> str:
                 "",
                 f"A step of `{ours}` takes {ratio:.2f} times one of `{stock}`, without our trainer.",
             ]
+    for record in records:
+        if record.streamed:
+            lines += ["", f"`{record.piece}`:", "", record.streamed]
     failed = [f"`{record.piece}` failed: {record.error}" for record in records if record.code]
     return "\n".join([*lines, *(line for text in failed for line in ("", text))]) + "\n"
 
@@ -308,7 +358,7 @@ def chosen(names: Sequence[str], hardware: str) -> Iterator[str]:
     for name in names or PIECES:
         if PIECES[name].engine == "sglang" and find_spec("sglang") is None:
             print(f"{name}: SGLang is not installed here")
-        elif PIECES[name].overrides and hardware == "cpu":
+        elif PIECES[name].overrides is STOCK and hardware == "cpu":
             print(f"{name}: stock veRL has no worker for a CPU")
         else:
             yield name
@@ -319,18 +369,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("pieces", nargs="*", choices=[[], *PIECES], help="default: all")
     parser.add_argument("--work", type=Path, default=Path("outputs/gpu"))
-    parser.add_argument("--hardware", default="single_gpu", help="a profile of config/hardware")
-    parser.add_argument("--batch", type=int, default=16, help="prompts a step")
-    parser.add_argument("--shape", help="a model of this architecture and random weights, e.g. qwen2.5-3b")
+    parser.add_argument("--hardware", default="single_gpu", choices=("single_gpu", "cpu"))
+    parser.add_argument("--batch", type=int, help="prompts a step; default: the piece's own")
+    parser.add_argument(
+        "--shape",
+        default="qwen2.5-3b",
+        choices=sorted(SHAPES),
+        help="the architecture of a model of real size",
+    )
     parser.add_argument("--set", action="append", help="one more override; repeatable")
     parser.add_argument("--page", type=Path, help="write the tables here, e.g. outputs/gpu/page.md")
     args = parser.parse_args()
     work = args.work.resolve()
     records = work / "records"
     records.mkdir(parents=True, exist_ok=True)
+    pieces = list(chosen(args.pieces, args.hardware))
+    if not pieces:
+        return 1
     if not (work / "checkpoints" / "synthesize_iter1" / VAL).exists():
         prepare(work)
-    for name in chosen(args.pieces, args.hardware):
+    for name in pieces:
         path = records / f"{name}.json"
         if not path.exists():
             record = run_piece(name, args)

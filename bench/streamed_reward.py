@@ -1,29 +1,27 @@
-"""A challenger's step with its reward streamed, against one whose reward waits for the last rollout.
+"""The challenger's reward, as `bench.gpu` times it: streamed, and held back until the step's last rollout.
 
-    python -m bench.streamed_reward --work outputs/streamed                   # on one GPU, with SGLang
-    python -m bench.streamed_reward --hardware cpu --engine reference --rows 8
+    python -m bench.gpu sglang-streamed                                  # on one GPU
+    python -m bench.gpu --hardware cpu --batch 8 reference-streamed
 
 One run of the challenger stage on the demo, whose steps take turns. *Streamed*: each question is attempted as
 soon as its rollout is done, as this recipe does. *Barrier*: the reward waits until the step's last rollout is
-done. All else is the same: weights hardly move, since the learning rate is tiny. The first step of each arm
-is left out.
+done. All else is the same. The first step of each arm is left out.
 """
 
-import argparse
 import asyncio
 import os
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gpu import arguments, device_name, drzero, prepare
-from drzero.ops.records import RunRecords, append_json_lines, read_json_lines
+from drzero.ops.records import Record, append_json_lines, read_json_lines
 from verl_ext import rewards
 
+STEPS = 8
+"""Of a run: four of each arm, of which three count."""
 STREAMED, BARRIER = "streamed", "barrier"
 FOLDER, ROWS = "DRZERO_BENCH_FOLDER", "DRZERO_BENCH_ROWS"
 """Variables that tell the reward workers where they write, and the rows of a step."""
@@ -42,6 +40,12 @@ class Step:
     took: float
     tokens: int
     """Sampled by the attempts."""
+
+
+def environment(folder: Path, rows: int) -> dict[str, str]:
+    """Variables of a run whose reward is `challenger_score`."""
+    folder.mkdir(parents=True)
+    return {FOLDER: str(folder), ROWS: str(rows)}
 
 
 async def challenger_score(*args: Any, **named: Any) -> dict[str, Any]:
@@ -74,10 +78,16 @@ def arm_of(step: int) -> str:
     return BARRIER if step % 2 else STREAMED
 
 
-def read(folder: Path, run: Path) -> list[Step]:
+def tables(folder: Path, beats: Sequence[Record]) -> str:
+    """A run's steps and the ratio, from the workers' files and the trainer's heartbeats."""
+    steps = read(folder, beats)
+    return f"{table(steps)}\n\n{verdict(steps)}"
+
+
+def read(folder: Path, beats: Sequence[Record]) -> list[Step]:
     """The steps of a run, without the first of each arm."""
     rewarded = [line for path in folder.glob("rewards-*.jsonl") for line in read_json_lines(path)]
-    begins = [beat["time"] for beat in RunRecords(run).beats if beat["phase"] == "rollout"]
+    begins = [beat["time"] for beat in beats if beat["phase"] == "rollout"]
     steps = []
     for step, begin in list(enumerate(begins))[2:]:
         lines = [line for line in rewarded if line["step"] == step]
@@ -108,38 +118,3 @@ def verdict(steps: Sequence[Step]) -> str:
         f"**With the barrier a step takes {ratio:.2f} times as long** "
         f"({min(pairs):.2f} to {max(pairs):.2f} by pair)."
     )
-
-
-def main() -> int:
-    """Run the challenger, and print the tables. Returns the run's exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--work", type=Path, default=Path("outputs/streamed"))
-    parser.add_argument("--hardware", default="single_gpu", help="a profile of config/hardware")
-    parser.add_argument("--engine", default="sglang", choices=("sglang", "reference"))
-    parser.add_argument("--rows", type=int, default=128, help="questions of a step")
-    parser.add_argument("--rounds", type=int, default=3, help="steps of each arm that count")
-    parser.add_argument("--set", action="append", help="one more override; repeatable")
-    args = parser.parse_args()
-    work = args.work.resolve()
-    folder = work / "arrivals"
-    if folder.exists():
-        parser.error(f"{work} has a run already: name another folder by --work")
-    if not (work / "corpus").exists():
-        prepare(work)
-    folder.mkdir()
-    os.environ |= {FOLDER: str(folder), ROWS: str(args.rows)}
-    more = [
-        "reward.custom_reward_function.path=pkg://bench.streamed_reward",
-        *(f"trainer.{key}={2 * args.rounds + 2}" for key in ("total_training_steps", "save_freq")),
-        "actor_rollout_ref.actor.optim.lr=1e-9",
-        *(args.set or []),
-    ]
-    piece = f"{args.engine}-challenger"
-    done = drzero("challenger", *arguments(piece, work, args.hardware, args.rows, more=more))
-    steps = read(folder, work / "checkpoints" / piece)
-    print(f"{device_name()}\n\n{table(steps)}\n\n{verdict(steps)}")
-    return done.returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -106,7 +106,7 @@ STAGES = {
         "warm_start:run_warm_start",
         "learn from good conversations",
         "warm_start",
-        "warm_start:warm_start_overrides",
+        "models:warm_start_overrides",
     ),
     "prepare-data": CliCommand(
         "drzero.stages.prepare_data:run_prepare_data", "prompts from your corpus", "prepare_data"

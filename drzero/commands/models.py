@@ -15,6 +15,7 @@ import httpx
 from huggingface_hub import is_offline_mode, list_repo_files, snapshot_download
 from omegaconf import DictConfig, OmegaConf
 
+from drzero.agent.compose import AGENTS, compose_agent
 from drzero.loop.plan import compose_loop, plan_loop
 from drzero.ops.console import say
 from drzero.ops.hub import HUB_ID
@@ -27,6 +28,7 @@ from drzero.preflight.run import STAGE_NAMES
 from drzero.recipe.compose import CONFIG_DIR, compose_stage, resolve
 from drzero.recipe.errors import CheckError
 from drzero.recipe.tables import console, new_table
+from drzero.stages.models import completed
 
 
 def run_fetch_models(arguments: Sequence[str]) -> None:
@@ -35,15 +37,16 @@ def run_fetch_models(arguments: Sequence[str]) -> None:
         raise CheckError("fetch-models: name a stage, for example `drzero fetch-models challenger`")
     named, *overrides = arguments
     wanted: dict[str, str] = {}
-    stage = named.replace("-", "_")
-    if stage.replace("_", "-") not in STAGE_NAMES:
+    stage, command = named.replace("-", "_"), named.replace("_", "-")
+    if command not in STAGE_NAMES:
         hint = did_you_mean(named, STAGE_NAMES)
         raise CheckError(f"there is no stage {named!r}{hint}. Stages: {', '.join(STAGE_NAMES)}")
-    runs = [(stage, overrides)]
+    compose = compose_agent if command in AGENTS else compose_stage
+    runs = [(stage, completed(stage, overrides))]
     if stage == "evolve":
         runs = [(run.stage, list(run.overrides)) for run in plan_loop(compose_loop(overrides))]
     for name, of_stage in runs:
-        for key, model in _hub_models(name, resolve(compose_stage(name, of_stage))):
+        for key, model in _hub_models(name, resolve(compose(name, of_stage))):
             wanted.setdefault(model, key)
     if is_offline_mode():
         say("fetch-models", "HF_HUB_OFFLINE is set: nothing is downloaded")

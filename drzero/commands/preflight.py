@@ -11,7 +11,7 @@ Prints errors and warnings, the worst phase of memory, time and cost. The exit c
 
 from collections.abc import Sequence
 
-from drzero.agent.compose import compose_agent
+from drzero.agent.compose import AGENTS, compose_agent
 from drzero.loop.preflight import preflight_stage
 from drzero.ops.text import did_you_mean
 from drzero.preflight.finding import refusal
@@ -20,8 +20,6 @@ from drzero.preflight.run import STAGE_NAMES
 from drzero.recipe.compose import compose_stage
 
 _JSON = "--json"
-_AGENTS = ("ask", "serve-agent")
-"""They take the settings of the run that trained their model."""
 
 
 def run_preflight(arguments: Sequence[str]) -> int:
@@ -32,7 +30,7 @@ def run_preflight(arguments: Sequence[str]) -> int:
         if words:
             why = f"there is no stage {words[0]!r}{did_you_mean(words[0], STAGE_NAMES)}"
         raise refusal("stage", why, f"choose one of {', '.join(STAGE_NAMES)}")
-    compose = compose_agent if words[0] in _AGENTS else compose_stage
+    compose = compose_agent if words[0] in AGENTS else compose_stage
     reports = preflight_stage(words[0], words[1:], compose)
     if _JSON in arguments:
         print(as_json(reports))

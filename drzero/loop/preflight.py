@@ -22,7 +22,7 @@ from drzero.preflight.run import Report, preflight, refused_override, unresolved
 from drzero.preflight.values import concerns_verl
 from drzero.recipe.compose import compose_stage
 from drzero.recipe.overrides import OverrideError
-from drzero.stages.models import evaluate_overrides, preview_overrides
+from drzero.stages.models import completed
 
 
 def check_ahead(runs: Sequence[StageRun], configs: dict[str, DictConfig]) -> None:
@@ -50,9 +50,6 @@ def _loop_report(config: DictConfig, stages: Sequence[Report]) -> Report:
     return Report("evolve", list(check_together(config.compute, total)), stages[0].machine, estimate=total)
 
 
-_COMPLETED = {"preview": preview_overrides, "evaluate": evaluate_overrides}  # as their commands do
-
-
 def preflight_stage(
     stage: str, overrides: Sequence[str], compose: Callable[[str, Sequence[str]], DictConfig] = compose_stage
 ) -> list[Report]:
@@ -60,8 +57,7 @@ def preflight_stage(
     name = stage.replace("-", "_")
     if name == "evolve":
         return _loop_reports(overrides)
-    if name in _COMPLETED:
-        overrides = _COMPLETED[name](overrides)
+    overrides = completed(name, overrides)
     try:
         config = compose(name, overrides)
     except OverrideError as refused:

@@ -214,6 +214,20 @@ def check_written_folders(ctx: CheckContext) -> Iterator[Finding]:
         yield error(temporary, why, fix, value=folder)
 
 
+def check_trainer(ctx: CheckContext) -> Iterator[Finding]:
+    """A run that saves nothing leaves no model, and in a loop the next stage needs one. Every run trains."""
+    trainer = ctx.config.trainer
+    if trainer.save_freq <= 0:
+        why = "no checkpoint is saved, so a kill loses all, and the run leaves no model"
+        severity, told = (error, f"{why} for the next stages") if ctx.ahead else (warning, why)
+        fix = (
+            "set trainer.save_freq to the steps between two checkpoints (the last step is saved too)"
+        )
+        yield severity("trainer.save_freq", told, fix)
+    if trainer.val_only:
+        yield error("trainer.val_only", "this stage trains", "score a model with `drzero evaluate`")
+
+
 def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:
     """The run's folder, or its nearest existing parent, must be writable with `run.min_free_gb` free."""
     config = ctx.config
@@ -234,7 +248,7 @@ def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:
             f"{config.run.min_free_gb:g} are required",
             "make room, choose another place (paths.checkpoints=…), or lower run.min_free_gb",
         )
-    elif ctx.trains and ctx.machine.is_here:
+    elif ctx.trains and ctx.config.trainer.save_freq > 0 and ctx.machine.is_here:
         yield from _room_for_checkpoints(ctx, free_gb)
 
 

@@ -128,6 +128,7 @@ _TRAINING = [
     PreflightCheck(ray_cluster.check_object_store, "ray_kwargs.ray_init.object_store_memory", counts=True),
     PreflightCheck(nodes.check_services_reachable, nodes.ADDRESS),
     PreflightCheck(nodes.check_cluster, nodes.ADDRESS, ahead=False),
+    PreflightCheck(environment.check_trainer, "trainer.save_freq", counts=True),
     PreflightCheck(environment.check_imports, "imports"),
     PreflightCheck(environment.check_stacks, "watchdog", ahead=False),
     PreflightCheck(_check_start, "run.name", reads="checkpoints", ahead=False),

@@ -44,6 +44,7 @@ NUMBERS = (
     _rule(f"{_ACTOR}.optim.lr", float, above=0, high=0.1),
     _rule(f"{_MODEL}.lora_rank", int, low=0),
     _rule("trainer.test_freq", int, low=-1),
+    _rule("trainer.save_freq", int, low=-1),
     # With 0 nothing would ever run.
     _rule(f"{_ROLLOUT}.max_num_seqs", int, low=1),
     _rule(f"{_ROLLOUT}.agent.num_workers", int, low=1),
@@ -53,7 +54,7 @@ NUMBERS = (
 """veRL's keys that training checks compute with."""
 RULES = (
     *NUMBERS,
-    _rule("trainer.save_freq", int, low=-1),
+    _rule("trainer.val_only", bool),
     _rule("data.shuffle", bool),
     _rule("trainer.max_actor_ckpt_to_keep", int | None, low=1),
     _rule("trainer.logger", list[str] | str, choices=LOGGERS),

@@ -102,6 +102,16 @@ def greet(config: DictConfig, model: StageModel) -> None:
         raise refusal("endpoint", str(error), "start it, or correct the address or the model") from error
 
 
+def completed(stage: str, overrides: Sequence[str]) -> list[str]:
+    """A stage's overrides, with what its command adds to them."""
+    complete = {
+        "preview": preview_overrides,
+        "evaluate": evaluate_overrides,
+        "warm_start": warm_start_overrides,
+    }.get(stage, list)
+    return complete(overrides)
+
+
 def preview_overrides(overrides: Sequence[str]) -> list[str]:
     """With `endpoint=`, `model=NAME` names the endpoint's model unless config/model/ has NAME.
 
@@ -125,6 +135,11 @@ def sample_embedder(overrides: Sequence[str]) -> list[str]:
         return []
     is_cpu = (typed or [fitting_hardware(overrides)])[-1] == "cpu"
     return ["retrieval.embedder=packaged-minilm"] if is_cpu else []
+
+
+def warm_start_overrides(overrides: Sequence[str]) -> list[str]:
+    """The sample of `source=` is indexed as a preview's is."""
+    return [*sample_embedder(overrides), *overrides]
 
 
 def evaluate_overrides(overrides: Sequence[str]) -> list[str]:

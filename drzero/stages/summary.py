@@ -104,7 +104,7 @@ def print_summary(config: DictConfig) -> dict[str, float]:
     lines["failed"] = ", ".join(f"{_FAILED[name]} {value:.0f}" for name, value in failed.items())
     if "steps_with_collapse_alarms" not in figures:
         lines["collapse alarms"] = "not judged: every start was shorter than an alarm's window of steps"
-    places = {"checkpoint": step_folder(folder, saved_step(folder))}
+    places = {"checkpoint": step_folder(folder, saved)} if (saved := saved_step(folder)) else {}
     if config.method == "hrpo":
         counts = [f"{name.replace('_of_', '/')}: {count:.0f}" for name, count in k_of_n(steps).items()]
         lines["solver attempts right (k of n)"] = ", ".join(counts) or "none"

@@ -43,7 +43,7 @@ def run_train(config: DictConfig, view: LiveView) -> None:
     taskset = load_taskset(config)
     config = prepare_environment(config, taskset)
     train(config, [search_spec(config)] if taskset.needs_retrieval else [], view)
-    finish(config, {"export": exported(config)})
+    finish(config, exported(config))
 
 
 def prepare_environment(config: DictConfig, taskset: Taskset) -> DictConfig:

@@ -58,7 +58,7 @@ def run_challenger(config: DictConfig, view: LiveView) -> None:
     """Train the challenger, then export and summarise. Raises PreflightFailed, else as `train`."""
     config = prepare(config, "challenger")
     train(config, [search_spec(config), solver_spec(config)], view)
-    finish(config, {"export": exported(config)})
+    finish(config, exported(config))
 
 
 def run_solver(config: DictConfig, view: LiveView) -> None:
@@ -188,20 +188,23 @@ def _collapsed(config: DictConfig, note: Note) -> Collapsed:
     )
 
 
-def exported(config: DictConfig) -> Path:
-    """Export the policy of a finished run, as a model folder."""
+def exported(config: DictConfig) -> dict[str, Path]:
+    """Export the policy of a finished run as a model folder, unless the run was to save nothing."""
+    if config.trainer.save_freq <= 0 and not saved_step(Path(config.run.dir)):
+        say("export", "nothing to export: the run saved no checkpoint (trainer.save_freq)")
+        return {}
     from drzero.checkpoints.export import export_policy  # with torch, which a waiting process must not hold
 
-    return export_policy(config, Path(config.run.dir))
+    return {"export": export_policy(config, Path(config.run.dir))}
 
 
 def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
-    """Print the summary and write the result: the last checkpoint and `outputs`."""
+    """Print the summary and write the result: the last checkpoint, if any, and `outputs`."""
     from drzero.stages.summary import print_summary
 
     folder = Path(config.run.dir)
-    checkpoint = step_folder(folder, saved_step(folder))
-    write_result(config, {"checkpoint": checkpoint, **outputs}, spent_tokens(folder), print_summary(config))
+    saved = {"checkpoint": step_folder(folder, step)} if (step := saved_step(folder)) else {}
+    write_result(config, {**saved, **outputs}, spent_tokens(folder), print_summary(config))
 
 
 def _tidy(config: DictConfig, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """bench/streamed_reward.py: its barrier holds every other step's rewards, and it compares the times."""
 
 import asyncio
-import json
 import os
 import time
 
@@ -23,14 +22,12 @@ def test_every_other_step_waits_for_its_last_rollout(tmp_path, monkeypatch):
     monkeypatch.setattr(streamed_reward.rewards, "challenger_score", score)
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.setenv(ROWS, "2")
-    run = tmp_path / "run"
-    run.mkdir()
+    beats = []
     for step in range(4):
-        with (run / "heartbeats.jsonl").open("a") as file:
-            file.write(json.dumps({"time": time.time(), "step": step, "phase": "rollout"}) + "\n")
+        beats.append({"time": time.time(), "step": step, "phase": "rollout"})
         asyncio.run(play(step))
     assert len((tmp_path / f"rewards-{os.getpid()}.jsonl").read_text().splitlines()) == 8
-    steps = read(tmp_path, run)
+    steps = read(tmp_path, beats)
     assert [step.arm for step in steps] == [STREAMED, BARRIER] and {step.tokens for step in steps} == {14}
     assert steps[0].first < steps[0].rollouts and steps[1].first >= steps[1].rollouts
 

@@ -11,6 +11,7 @@ from loopback_hub import REVISION, LoopbackHub
 
 from drzero.cli import main
 from drzero.commands.models import wanted_files
+from drzero.recipe.compose import compose_stage, resolve, write_resolved
 
 POLICY = {
     "config.json": b'{"a": 1}',
@@ -21,6 +22,7 @@ POLICY = {
 }
 EMBEDDER = {"modules.json": b"[]", "1_Pooling/config.json": b'{"c": 3}', "pytorch_model.bin": b"its weights"}
 STAGE = ["base_model=org/policy", "retrieval.embedder=org/embedder"]
+SAMPLED = ("preview", "warm-start")  # a sample of `source=` is indexed by the small embedder on a CPU
 # One process for all command lines: each import of torch and transformers takes ten seconds.
 _SCRIPT = """
 import json, sys
@@ -50,7 +52,10 @@ def fetch(url, cache, *lines):
 @pytest.fixture(scope="module")
 def session(tmp_path_factory):
     """What came of command lines, one after the other."""
-    cache = tmp_path_factory.mktemp("hub")
+    cache, runs = tmp_path_factory.mktemp("hub"), tmp_path_factory.mktemp("runs")
+    (runs / "solver_iter1_hf").mkdir()
+    evaluated = [f"paths.checkpoints={runs}", "run.name=evaluate_iter1", "retrieval.embedder=org/gone"]
+    write_resolved(resolve(compose_stage("evaluate", evaluated)))
     with LoopbackHub({"org/policy": POLICY, "org/embedder": EMBEDDER}) as hub:
         codes, errors = fetch(
             hub.url,
@@ -60,6 +65,12 @@ def session(tmp_path_factory):
             ["evolve", "loop=full", *STAGE],
             ["challenger", f"base_model={cache}", "retrieval.embedder=packaged-minilm"],
             ["challenger", "base_model=org/polisy", "retrieval.embedder=org/embedder"],
+            # This hub has neither the embedder that model= brings nor the one of the agent's run.
+            *(
+                [stage, "source=a.jsonl", "hardware=cpu", "model=qwen2.5-3b", f"base_model={cache}"]
+                for stage in SAMPLED
+            ),
+            ["ask", f"paths.checkpoints={runs}"],
         )
     return SimpleNamespace(fetched=hub.fetched, cache=cache, codes=codes, errors=errors)
 
@@ -76,9 +87,14 @@ def test_stages_with_local_or_fetched_models_succeed_and_nothing_is_fetched_agai
     assert len(session.fetched) == len(set(session.fetched))
 
 
+def test_the_models_are_those_of_the_command_itself(session):
+    assert session.codes[5:] == [*([0] * len(SAMPLED)), 2]
+    assert "retrieval.embedder: org/gone" in session.errors[-1]
+
+
 def test_a_model_that_the_hub_does_not_have_is_one_line_with_its_key(session):
     assert session.codes[4] == 2
-    (line,) = session.errors
+    line, _ = session.errors
     assert "base_model: org/polisy could not be downloaded from the hub" in line
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from drzero.cli import main
+from drzero.cli import STAGES, _load, main
 from drzero.recipe.compose import compose_stage, resolve, write_resolved
+from drzero.stages.models import completed
 
 
 @pytest.mark.parametrize("chosen", [[], ["iteration=1"]])
@@ -18,3 +19,13 @@ def test_of_an_agent_it_checks_the_model_and_the_settings_that_would_answer(chos
     expected, other = (1, 2) if chosen else (2, 1)
     assert f"solver_iter{expected}_hf" in printed and f"/nowhere/embedder{expected}" in printed
     assert f"solver_iter{other}_hf" not in printed and f"/nowhere/embedder{other}" not in printed
+
+
+COMPLETED = [name for name, command in STAGES.items() if command.overrides and command.config != "challenger"]
+WORDS = ["source=papers.jsonl", "hardware=cpu", "api=chat", "endpoint=http://127.0.0.1:9/v1", "model=gpt-any"]
+
+
+@pytest.mark.parametrize("name", COMPLETED)
+def test_a_stages_overrides_are_completed_as_its_command_does(name):
+    complete = _load(STAGES[name].overrides)
+    assert completed(name.replace("-", "_"), WORDS) == complete(WORDS) != WORDS

@@ -193,6 +193,12 @@ def test_preflight_counts_the_stages_that_from_redoes(finished):
     assert again.name == "evolve" and again.estimate is not None
 
 
+def test_a_loop_whose_stage_would_save_nothing_is_refused(finished):
+    words = [*finished.arguments, "trainer.save_freq=-1"]
+    errors = [str(found) for report in preflight_stage("evolve", words) for found in report.errors]
+    assert any("leaves no model for the next stages" in text for text in errors)
+
+
 def test_a_training_that_ended_before_its_first_checkpoint_may_be_resumed(finished):
     solver = finished.folder / "solver_iter1"
     (solver / "latest_checkpointed_iteration.txt").unlink()

@@ -27,8 +27,9 @@ from drzero.recipe.metrics import COLUMNS, read_metrics, spent_tokens
 from drzero.runs.view.follow import following
 from drzero.stages import training
 from drzero.stages.examples import read_examples
+from drzero.stages.result import read_result
 from drzero.stages.summary import print_summary, summarise
-from drzero.stages.training import Collapsed, _plan_validation, _tidy, finish, train
+from drzero.stages.training import Collapsed, _plan_validation, _tidy, exported, finish, train
 from verl_ext.checkpoints import TRACKER
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.trainer.collapse import ALARM
@@ -277,6 +278,16 @@ def test_a_run_whose_stdout_is_closed_is_finished_all_the_same(configured, monke
         monkeypatch.setattr("sys.stdout", closed)
         finish(config, {})
     assert (folder / "result.json").is_file()
+
+
+def test_a_run_that_was_to_save_nothing_ends_without_a_checkpoint_or_an_export(configured, capsys):
+    config = configured()
+    config.trainer.save_freq = -1
+    folder = Path(config.run.dir)
+    log(folder, 1, (5, JUDGED))
+    finish(config, exported(config))
+    assert "nothing to export" in (told := capsys.readouterr().out) and "global_step" not in told
+    assert read_result(folder).outputs == {}
 
 
 def test_the_summary_of_a_run_that_collapsed_is_below_its_live_view(configured, monkeypatch):

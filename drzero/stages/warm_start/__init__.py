@@ -11,7 +11,7 @@ on documents it has not seen. A rerun after a kill resumes.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from drzero.preflight.inputs import gate_questions
 from drzero.preflight.tokenizers import load_chat_tokenizer
 from drzero.recipe.compose import write_resolved
 from drzero.recipe.tables import console, new_table
-from drzero.stages.models import costs, sample_embedder
+from drzero.stages.models import costs
 from drzero.stages.preview import run_preview
 from drzero.stages.result import DEMONSTRATIONS, LEFT_OUT, RESULT, write_report, write_result
 from drzero.stages.services import check_and_resolve
@@ -40,11 +40,6 @@ from drzero.stages.warm_start.training import check_same, losses, train
 from drzero.stages.warm_start_report import measured_rows, shares
 
 PREVIEW = "preview"  # where a preview for this run alone goes
-
-
-def warm_start_overrides(overrides: Sequence[str]) -> list[str]:
-    """The sample of `source=` is indexed as a preview's is."""
-    return [*sample_embedder(overrides), *overrides]
 
 
 def run_warm_start(config: DictConfig) -> None:
