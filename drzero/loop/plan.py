@@ -54,6 +54,12 @@ def compose_loop(arguments: Sequence[str]) -> DictConfig:
     rest = [argument for argument in arguments if key_of(argument) not in _OWN_KEYS]
     of_stages = [match for argument in rest if (match := _STAGE_OVERRIDE.fullmatch(argument))]
     of_all = [argument for argument in rest if not _STAGE_OVERRIDE.fullmatch(argument)]
+    for argument in of_all:
+        if key_of(argument).partition(".")[0] in ("common", "stages"):
+            raise OverrideError(
+                f"{argument!r} lists overrides, as the files in config/loop/ do: type each alone, KEY=VALUE "
+                "for all stages or stages.STAGE.KEY=VALUE for one"
+            )
     # Later overrides win: the loop's files, then typed ones for all stages, then for one.
     chosen = [(stage, argument) for argument in of_all for stage in STAGES]
     for match in of_stages:

@@ -220,9 +220,7 @@ def check_trainer(ctx: CheckContext) -> Iterator[Finding]:
     if trainer.save_freq <= 0:
         why = "no checkpoint is saved, so a kill loses all, and the run leaves no model"
         severity, told = (error, f"{why} for the next stages") if ctx.ahead else (warning, why)
-        fix = (
-            "set trainer.save_freq to the steps between two checkpoints (the last step is saved too)"
-        )
+        fix = "set trainer.save_freq to the steps between two checkpoints (the last step is saved too)"
         yield severity("trainer.save_freq", told, fix)
     if trainer.val_only:
         yield error("trainer.val_only", "this stage trains", "score a model with `drzero evaluate`")

@@ -39,6 +39,7 @@ CHAINED = [("run.name=x", "paths.checkpoints"), ("iteration=2", "counts")]
 CHAINED += [("actor_rollout_ref.model.path=x", "base_model")]
 CHAINED += [("stages.challenger.solver.model_path=x", "last solver"), ("run.dir=x", "paths.checkpoints")]
 CHAINED += [("stages.challenger.trainer.total_training_steps=9", "steps_per_iteration")]
+CHAINED += [(f"{key}=[data.seed=1]", "stages.STAGE.KEY=VALUE") for key in ("stages.solver", "common")]
 CHAINED += [("stages.solvr.data.seed=1", "'solver'"), ("iterations=0", "at least 1")]
 CHAINED += [("loop=demos", "'demo'")]
 
