@@ -292,6 +292,13 @@ def run_piece(name: str, args: argparse.Namespace) -> Result:
     )
 
 
+def read_records(folder: Path) -> list[Result]:
+    """The results of all pieces that have run. A success counts more than a failure."""
+    pairs = ([folder / f"{name}.json", folder / f"{name}.failed.json"] for name in PIECES)
+    paths = (next(filter(Path.exists, pair), None) for pair in pairs)
+    return [Result(**json.loads(path.read_text())) for path in paths if path]
+
+
 def page(records: Sequence[Result]) -> str:
     """The tables, in Markdown."""
     first = records[0]
@@ -340,9 +347,10 @@ def _row(record: Result, keys: dict[str, str], *rest: str) -> str:
 
 
 def _memory(record: Result) -> str:
-    nan = float("nan")
+    ledger, nan = record.ledger_gib, float("nan")
     cells = [
-        f"{record.peak_gib.get(phase, nan):.1f} / {record.ledger_gib.get(phase, nan):.1f}"
+        # On a CPU the ledger has one phase.
+        f"{record.peak_gib.get(phase, nan):.1f} / {ledger.get(phase, ledger.get('training', nan)):.1f}"
         for phase in LEDGER.values()
     ]
     return f"| {record.piece} | {' | '.join(cells)} |"
@@ -395,14 +403,12 @@ def main() -> int:
             # A failed piece is run again by the next call.
             where = path if record.code == 0 else path.with_suffix(".failed.json")
             atomic_write(where, json.dumps(asdict(record)))
-    found = [Result(**json.loads(path.read_text())) for path in sorted(records.glob("*.json"))]
-    done = {record.piece: record for record in found if record.code == 0}
-    shown = [*done.values(), *(record for record in found if record.piece not in done)]
-    text = page(shown)
+    found = read_records(records)
+    text = page(found)
     print(text)
     if args.page:
         atomic_write(args.page, text)
-    return 0 if len(done) == len(shown) else 1
+    return int(any(record.code for record in found))
 
 
 if __name__ == "__main__":
