@@ -1,4 +1,4 @@
-"""The recipe on one GPU, piece by piece: does each training stage run, how fast, with how much memory.
+"""The recipe on one GPU, piece by piece: does each stage run, how fast, with how much memory.
 
     python -m bench.gpu --page outputs/gpu/page.md              # all unfinished pieces, then the tables
     python -m bench.gpu reference-solver                        # one piece
