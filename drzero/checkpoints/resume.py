@@ -32,7 +32,9 @@ def choose_start(config: DictConfig) -> None:
 
 
 def find_start(config: DictConfig) -> Path | None:
-    """With `resume_mode=auto`, the last checkpoint of the run, else of `continue_from`. Raises CheckError."""
+    """The checkpoint to start at: the named one, the run's last or `continue_from`'s. Raises CheckError."""
+    if config.trainer.resume_mode == "resume_path":
+        return _named_checkpoint(config)
     if config.trainer.resume_mode != "auto":
         return None
     folder = Path(config.run.dir)
@@ -56,6 +58,17 @@ def start_step(config: DictConfig) -> int | None:
         named = re.fullmatch(r"global_step_(\d+)", Path(str(trainer.resume_from_path)).name)
         return int(named[1]) if named else None
     return 0 if trainer.resume_mode == "disable" else None
+
+
+def _named_checkpoint(config: DictConfig) -> Path:
+    path = Path(str(config.trainer.resume_from_path))
+    if start_step(config) is None or not is_whole(path):
+        raise CheckError(
+            f"trainer.resume_from_path={path} is no whole checkpoint, a run's folder global_step_N: correct "
+            "it, or leave out trainer.resume_mode to resume from the run's last"
+        )
+    check_checkpoint(path, config, "name another checkpoint")
+    return path
 
 
 def _last_runs_checkpoint(config: DictConfig) -> Path:

@@ -17,6 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from drzero.agent.compose import AGENTS, compose_agent
 from drzero.loop.plan import compose_loop, plan_loop
+from drzero.loop.seeds import split_seeds
+from drzero.loop.state import split_from
 from drzero.ops.console import say
 from drzero.ops.hub import HUB_ID
 from drzero.ops.text import did_you_mean
@@ -44,7 +46,8 @@ def run_fetch_models(arguments: Sequence[str]) -> None:
     compose = compose_agent if command in AGENTS else compose_stage
     runs = [(stage, completed(stage, overrides))]
     if stage == "evolve":
-        runs = [(run.stage, list(run.overrides)) for run in plan_loop(compose_loop(overrides))]
+        words = split_from(split_seeds(overrides)[1])[1]
+        runs = [(run.stage, list(run.overrides)) for run in plan_loop(compose_loop(words))]
     for name, of_stage in runs:
         for key, model in _hub_models(name, resolve(compose(name, of_stage))):
             wanted.setdefault(model, key)

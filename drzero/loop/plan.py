@@ -23,6 +23,7 @@ _CHAINED = {
     "continue_from": "a challenger continues from the last one",
     "trainer.total_training_steps": "set steps_per_iteration=…",
     "trainer.resume_mode": "the loop resumes by itself",
+    "trainer.resume_from_path": "the loop resumes by itself",
     "endpoint": "the loop evaluates its own solvers; evaluate another model with `drzero evaluate`",
     **dict.fromkeys(
         ("run.name", "run.dir", "run.export_dir"),
@@ -68,12 +69,26 @@ def compose_loop(arguments: Sequence[str]) -> DictConfig:
             raise OverrideError(
                 f"{match[0]!r}: there is no stage {match['stage']!r}{hint}. Stages: {', '.join(STAGES)}"
             )
+        if key_of(match["rest"]) == "paths.checkpoints":
+            raise OverrideError(f"{match[0]!r}: the stages of a loop share it, so type paths.checkpoints=…")
         chosen.append((match["stage"], match["sign"] + match["rest"]))
     for stage, override in chosen:
+        if _names_environment(override):
+            raise OverrideError(
+                f"{override!r} cannot be set for a loop, which learns to search: another task has "
+                "`drzero train` and `drzero evaluate`"
+            )
         if reason := _CHAINED.get(key_of(override)):
             raise OverrideError(f"{override!r} cannot be set for a loop: {reason}")
         config.stages[stage].append(override)
     return config
+
+
+def _names_environment(override: str) -> bool:
+    key, value = key_of(override), override.partition("=")[2].strip("'\"")
+    if key == "env":  # which also names a corpus
+        return not (CONFIG_DIR / "env" / f"{value}.yaml").is_file()
+    return key in ("agent", "environment", "environment.name")
 
 
 def plan_loop(config: DictConfig) -> list[StageRun]:

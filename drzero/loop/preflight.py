@@ -12,12 +12,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import StageRun, compose_loop, plan_loop
+from drzero.loop.seeds import split_seeds
 from drzero.loop.state import split_from, stages_from
 from drzero.ops.console import say
 from drzero.preflight.compute import check_together
 from drzero.preflight.context import Readings
 from drzero.preflight.cost import together
-from drzero.preflight.finding import PreflightFailed, Severity, once
+from drzero.preflight.finding import PreflightFailed, Severity, note, once
 from drzero.preflight.run import Report, preflight, refused_override, unresolved
 from drzero.preflight.values import concerns_verl
 from drzero.recipe.compose import compose_stage
@@ -67,11 +68,25 @@ def preflight_stage(
     return [preflight(config, name, asks_verl=concerns_verl(overrides))]
 
 
+def _leave_out_demo(reports: Sequence[Report], corpus: str) -> None:
+    """Replace errors about the demo's missing files by a note, since the loop makes them first."""
+    for report in reports:
+        report.findings = [
+            found
+            for found in report.findings
+            if found not in report.errors or corpus not in f"{found.value} {found.why}"
+        ]
+    why = "the demo's documents, models, index and prompts are not there, so nothing about them was checked"
+    reports[0].findings.append(note("paths.corpus", why, "evolve makes them first", value=corpus))
+
+
 def _loop_reports(arguments: Sequence[str]) -> list[Report]:
     readings, reports = Readings(), []
+    seeds, arguments = split_seeds(arguments)
     redo_from, overrides = split_from(arguments)
     try:
-        plan = plan_loop(compose_loop(overrides))
+        loop = compose_loop(overrides)
+        plan = plan_loop(loop)
         for run in plan:
             config = compose_stage(run.stage, run.overrides)
             asks_verl = concerns_verl(run.overrides)
@@ -80,9 +95,11 @@ def _loop_reports(arguments: Sequence[str]) -> list[Report]:
         return [*reports, refused_override("evolve", refused)]
     manifest = Manifest(Path(config.paths.checkpoints) / "evolve" / "manifest.json")
     again = stages_from(redo_from, plan, manifest) if redo_from else []
+    if loop.prepare_demo and not (corpus := Path(config.paths.corpus)).exists():
+        _leave_out_demo(reports, str(corpus))
     left = [
         report
         for run, report in zip(plan, reports, strict=True)
         if run in again or not manifest.is_complete(run.name)
     ]
-    return [*reports, _loop_report(config, left)] if left else reports
+    return [*reports, _loop_report(config, left * (seeds or 1))] if left else reports

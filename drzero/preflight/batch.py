@@ -283,11 +283,16 @@ def _token_budgets(config: DictConfig) -> Iterator[Finding]:
 
 
 def fills_batch(config: DictConfig, source: Path | str, rows: int, advice: str) -> Iterator[Finding]:
-    """A source must have rows for one batch."""
-    batch = config.data.train_batch_size
+    """A source must have rows for one batch, and be read often enough for all steps."""
+    batch, steps = config.data.train_batch_size, config.trainer.total_training_steps
+    key, most = _BATCH, config.data.train_max_samples
+    if 0 < most < rows:
+        key, rows, advice = "data.train_max_samples", most, "raise it, or leave it out"
     if rows < batch:
-        why = f"{source} has {rows} rows, less than one batch ({_BATCH}={batch})"
-        yield error(_BATCH, why, advice)
+        yield error(key, f"{source} has {rows} rows to use, less than one batch ({_BATCH}={batch})", advice)
+    elif (reached := rows // batch * config.trainer.total_epochs) < steps:
+        why = f"the run would end at step {reached} of {steps}, without a checkpoint of its last step"
+        yield error("trainer.total_epochs", why, "leave it out: trainer.total_training_steps ends a run")
 
 
 def check_batch(ctx: CheckContext) -> Iterator[Finding]:

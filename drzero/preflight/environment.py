@@ -214,16 +214,12 @@ def check_written_folders(ctx: CheckContext) -> Iterator[Finding]:
         yield error(temporary, why, fix, value=folder)
 
 
-def check_trainer(ctx: CheckContext) -> Iterator[Finding]:
-    """A run that saves nothing leaves no model, and in a loop the next stage needs one. Every run trains."""
-    trainer = ctx.config.trainer
-    if trainer.save_freq <= 0:
-        why = "no checkpoint is saved, so a kill loses all, and the run leaves no model"
-        severity, told = (error, f"{why} for the next stages") if ctx.ahead else (warning, why)
-        fix = "set trainer.save_freq to the steps between two checkpoints (the last step is saved too)"
-        yield severity("trainer.save_freq", told, fix)
-    if trainer.val_only:
-        yield error("trainer.val_only", "this stage trains", "score a model with `drzero evaluate`")
+def check_own_address(ctx: CheckContext) -> Iterator[Finding]:
+    """`serve-model` has an address of its own, which its server takes."""
+    config = ctx.config
+    for name in ("host", "port"):
+        if config.solver[name] != config[name]:
+            yield error(f"solver.{name}", f"the server is at {name}={config[name]}", f"set {name}= instead")
 
 
 def check_run_folder(ctx: CheckContext) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """Checks of the inputs of synthesize and evaluate: prompts, challenger, gates, benchmark questions."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -119,6 +119,26 @@ def check_gates(ctx: CheckContext) -> Iterator[Finding]:
     if gates.contamination and not gates.benchmarks:
         why = "no benchmark is named, so generated questions are compared with none"
         yield warning("gates.benchmarks", why, "name the files that the solver will be evaluated on")
+
+
+def check_hold_out(ctx: CheckContext) -> None:
+    """The questions must be readable, and name their documents. Raises DataError."""
+    held_out_documents(ctx.config.hold_out, question_fields(ctx.config))
+
+
+def held_out_documents(benchmarks: Iterable[str], names: FieldNames | None = None) -> set[str]:
+    """The documents these benchmark files are about. Raises DataError for a question without any."""
+    documents: set[str] = set()
+    for source in benchmarks:
+        for question in load_benchmark(source, names):
+            if not question.doc_ids:
+                raise DataError(
+                    f"hold_out: question {question.id!r} of {source} names no document (doc_ids, or the "
+                    "field in question_fields.documents), so nothing can be held out for it. Name its "
+                    "documents, or use the file only for gates.benchmarks"
+                )
+            documents.update(question.doc_ids)
+    return documents
 
 
 def check_corpus_source(ctx: CheckContext) -> Iterator[Finding]:

@@ -230,6 +230,12 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
             continue
         has_file = (CONFIG_DIR / "environment" / f"{name}.yaml").is_file()
         written += [f"environment={name if has_file else 'named'}", assigned("environment.name", name)]
+    typed = {key_of(override): override.partition("=")[2] for override in written}
+    if stage == "evaluate" and "environment.name" in typed and typed.get("iteration", "0") != "0":
+        raise OverrideError(
+            f"iteration={typed['iteration']} names a solver of the search loop; in an environment, name the "
+            "model: base_model=FOLDER"
+        )
     return written
 
 

@@ -18,26 +18,23 @@ A packaged model, the default on a laptop, is unpacked at the end, so that a cha
 
 import math
 import signal
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 from omegaconf import DictConfig
 from tokenizers import Tokenizer
 
-from data.benchmarks import load_benchmark
 from data.challenger_prompts import PrepareReport, prepare_challenger_prompts
-from data.errors import DataError
 from data.links import MEASURED, Entry, can_be_counted, chain_lengths
 from data.quality import FILE, quality, quality_lines, write_quality
-from data.question_rows import FieldNames
 from drzero.ops.artefacts import announce
 from drzero.ops.console import say
 from drzero.ops.errors import OutOfTime
 from drzero.ops.stop_time import describe_left, require_time, seconds_left
 from drzero.preflight.demo_world import demo_notice
 from drzero.preflight.index_size import require_room
-from drzero.preflight.inputs import question_fields
+from drzero.preflight.inputs import held_out_documents, question_fields
 from drzero.preflight.machine import declared_machine
 from drzero.preflight.run import require
 from drzero.recipe.compose import resolve
@@ -227,18 +224,3 @@ def until_the_stop_time() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def held_out_documents(benchmarks: Iterable[str], names: FieldNames | None = None) -> set[str]:
-    """The documents these benchmark files are about. Raises DataError for a question without any."""
-    documents: set[str] = set()
-    for source in benchmarks:
-        for question in load_benchmark(source, names):
-            if not question.doc_ids:
-                raise DataError(
-                    f"hold_out: question {question.id!r} of {source} names no document (doc_ids, or the "
-                    "field in question_fields.documents), so nothing can be held out for it. Name its "
-                    "documents, or use the file only for gates.benchmarks"
-                )
-            documents.update(question.doc_ids)
-    return documents

@@ -69,13 +69,20 @@ def run_solver(config: DictConfig, view: LiveView) -> None:
 
 
 def prepare(config: DictConfig, stage: str) -> DictConfig:
-    """Run preflight, then choose ports, validation file and checkpoint. Returns the resolved config."""
+    """Run preflight, then choose ports, files and checkpoint. Returns the resolved config."""
     config = check_and_resolve(config, stage)
     # veRL requires a validation file. `train` writes it.
     if stage != "train" and not (config.data.val_files and Path(str(config.data.val_files)).exists()):
         config.data.val_files = config.data.train_files
+    _log_to_file(config.trainer)
     choose_start(config)
     return config
+
+
+def _log_to_file(trainer: DictConfig) -> None:
+    """Add veRL's file logger, whose metrics the summary, the page and later estimates read."""
+    given = [trainer.logger] if isinstance(trainer.logger, str) else list(trainer.logger)
+    trainer.logger = list(dict.fromkeys(["file", *given]))
 
 
 def train(config: DictConfig, services: Sequence[AnySpec], view: LiveView) -> None:

@@ -35,7 +35,7 @@ class World:
     def save(self, run, step, devices=1, **changes):
         """Write the files of a checkpoint that a start reads, with changes to the model's config."""
         actor = step_folder(self.folder / run, step) / "actor"
-        (actor / "huggingface").mkdir(parents=True)
+        (actor / "huggingface").mkdir(parents=True, exist_ok=True)
         config = json.loads((self.model / "config.json").read_text()) | changes
         (actor / "huggingface" / "config.json").write_text(json.dumps(config))
         (actor / "fsdp_config.json").write_text(json.dumps({"world_size": devices}))
@@ -158,6 +158,18 @@ def test_a_damaged_model_config_in_a_checkpoint_is_refused_by_name(world, damage
     else:
         path.write_bytes(damaged)
     assert str(world.folder / "second" / "global_step_6") in world.refusal()
+
+
+def test_a_named_checkpoint_is_checked_before_a_later_one_is_set_aside(world):
+    whole = world.save("other", 4).parent
+    world.config.trainer.resume_mode = "resume_path"
+    for path in (None, world.folder / "other", world.folder / "other" / "global_step_5"):
+        world.config.trainer.resume_from_path = path and str(path)
+        assert f"trainer.resume_from_path={path} is no whole checkpoint" in world.refusal()
+    world.config.trainer.resume_from_path = str(whole)
+    choose_start(world.config)
+    world.save("other", 4, devices=2)
+    assert "shards for 2 devices" in world.refusal()
 
 
 @pytest.mark.parametrize(

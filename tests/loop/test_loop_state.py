@@ -199,6 +199,16 @@ def test_a_loop_whose_stage_would_save_nothing_is_refused(finished):
     assert any("leaves no model for the next stages" in text for text in errors)
 
 
+def test_preflight_counts_the_loop_of_every_seed_and_knows_that_the_demo_comes_first(tmp_path):
+    words = ["loop=demo", f"paths.corpus={tmp_path / 'corpus'}", f"paths.checkpoints={tmp_path}"]
+    one, three = (preflight_stage("evolve", [*words, *seeds]) for seeds in ([], ["--seeds", "3"]))
+    assert not [str(found) for report in one for found in report.errors]
+    assert "evolve makes them first" in str(one[0].findings[-1])
+    assert three[-1].estimate.low_s == pytest.approx(3 * one[-1].estimate.low_s)
+    (tmp_path / "corpus").mkdir()
+    assert any(report.errors for report in preflight_stage("evolve", words))
+
+
 def test_a_training_that_ended_before_its_first_checkpoint_may_be_resumed(finished):
     solver = finished.folder / "solver_iter1"
     (solver / "latest_checkpointed_iteration.txt").unlink()

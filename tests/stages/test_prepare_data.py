@@ -16,10 +16,11 @@ from drzero.cli import main
 from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.errors import OutOfTime
 from drzero.ops.stop_time import STOP_VARIABLE
+from drzero.preflight.inputs import held_out_documents
 from drzero.preflight.run import preflight
 from drzero.recipe.compose import compose_stage
 from drzero.stages import prepare_data
-from drzero.stages.prepare_data import held_out_documents, until_the_stop_time
+from drzero.stages.prepare_data import until_the_stop_time
 from search.chroma.content import check_content
 from search.chroma.location import connect
 from search.chroma.store import get_collection, iter_documents, open_collection

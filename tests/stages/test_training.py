@@ -29,7 +29,7 @@ from drzero.stages import training
 from drzero.stages.examples import read_examples
 from drzero.stages.result import read_result
 from drzero.stages.summary import print_summary, summarise
-from drzero.stages.training import Collapsed, _plan_validation, _tidy, exported, finish, train
+from drzero.stages.training import Collapsed, _log_to_file, _plan_validation, _tidy, exported, finish, train
 from verl_ext.checkpoints import TRACKER
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.trainer.collapse import ALARM
@@ -278,6 +278,15 @@ def test_a_run_whose_stdout_is_closed_is_finished_all_the_same(configured, monke
         monkeypatch.setattr("sys.stdout", closed)
         finish(config, {})
     assert (folder / "result.json").is_file()
+
+
+@pytest.mark.parametrize("typed", [[], "wandb", ["console", "wandb"], ["tensorboard", "file"]], ids=str)
+def test_metrics_go_to_a_file_whatever_other_loggers_are_named(configured, typed):
+    config = configured()
+    config.trainer.logger = typed
+    _log_to_file(config.trainer)
+    named = [typed] if isinstance(typed, str) else typed
+    assert set(config.trainer.logger) == {"file", *named} and list(config.trainer.logger).count("file") == 1
 
 
 def test_a_run_that_was_to_save_nothing_ends_without_a_checkpoint_or_an_export(configured, capsys):

@@ -4,6 +4,7 @@ topk: int = key(3, "Passages per query.", low=1, high=100, results=CONVERSING, j
 """
 
 import dataclasses
+import math
 import re
 import types
 from collections.abc import Iterator, Mapping
@@ -168,6 +169,8 @@ def _kinds(hint: Any) -> tuple[Any, ...]:
 def _in_range(value: Any, limits: KeyLimits) -> bool:
     if not _fits(value, float):
         return True
+    if math.isnan(value):  # no comparison with it is true
+        return False
     low, above, high = limits.low, limits.above, limits.high
     is_low = (low is not None and value < low) or (above is not None and value <= above)
     return not is_low and (high is None or value <= high)
