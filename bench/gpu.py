@@ -10,8 +10,8 @@ A piece is one command on the demo world, a short solver or challenger run:
 - `reference-…`, `sglang-…`: the packaged model on either rollout engine
 - `…-stock-solver`: on stock veRL, without our trainer
 - `…-streamed`: every other step's reward waits for the last rollout (`bench.streamed_reward`)
-- `real-size-…`: random weights of real size, at the recipe's lengths, with the settings of `8xh100`. A 3B
-  challenger needs 87 GB so; on a smaller GPU preflight refuses it, and names what fits (add it by `--set`).
+- `real-size-…`: random weights of real size, at the recipe's lengths, with the settings of `8xh100`. On a GPU
+  of 80 GB preflight refuses the 3B challenger, and names the settings that fit: add them with `--set`.
 
 A finished piece has a record in the work folder and does not run again. A failed one starts over.
 docs/gpu.md shows some of the tables.
@@ -44,7 +44,7 @@ from data.solver_rows import TRAIN, VAL
 from drzero.ops.files import atomic_write
 from drzero.ops.records import Record, RunRecords
 from drzero.preflight.run import preflight
-from drzero.recipe.compose import compose_stage
+from drzero.recipe.compose import CONFIG_DIR, compose_stage
 from drzero.recipe.metrics import is_training, read_metrics
 from verl_ext.method.prompts import solver_messages
 from verl_ext.method.solver_reward import SYNTHESIZED
@@ -305,8 +305,8 @@ def page(records: Sequence[Result]) -> str:
     lines = [
         "# One GPU",
         "",
-        f"`python -m bench.gpu`: {first.machine}. The demo world, {STEPS} steps a run;",
-        "means over all steps but the first.",
+        f"`python -m bench.gpu`: {first.machine}. The demo world, {STEPS} steps a run,",
+        f"{streamed_reward.STEPS} where they take turns; means over all steps but the first.",
         "",
         "| run | "
         + " | ".join([f"{phase}, s" for phase in PHASES] + ["to the first rollout, s", "whole command, s"])
@@ -382,7 +382,7 @@ def main() -> int:
     parser.add_argument(
         "--shape",
         default="qwen2.5-3b",
-        choices=sorted(SHAPES),
+        choices=[name for name in sorted(SHAPES) if (CONFIG_DIR / "model" / f"{name}.yaml").is_file()],
         help="the architecture of a model of real size",
     )
     parser.add_argument("--set", action="append", help="one more override; repeatable")

@@ -24,9 +24,10 @@ _FROM_BASE = "set continue_from=null to start from base_model"
 def choose_start(config: DictConfig) -> None:
     """Check the checkpoint to start from, and set `trainer.resume_…` for another run's. Raises CheckError."""
     checkpoint = in_child(find_start, config)
-    if checkpoint is not None and checkpoint.parent != Path(config.run.dir):
+    is_named = config.trainer.resume_mode == "resume_path"
+    if checkpoint is not None and (is_named or checkpoint.parent != Path(config.run.dir)):
         step = int(checkpoint.name.rpartition("_")[2])
-        say("challenger", f"continuing from {checkpoint}: the first step is {step + 1}")
+        say(config.run.name, f"continuing from {checkpoint}: the first step is {step + 1}")
         config.trainer.resume_mode = "resume_path"
         config.trainer.resume_from_path = str(checkpoint)
 
@@ -47,7 +48,8 @@ def find_start(config: DictConfig) -> Path | None:
                 f"(in a loop: --from {folder.name})"
             )
     checkpoint = step_folder(folder, saved_step(folder))
-    check_checkpoint(checkpoint, config, "set another run.name to start from scratch")
+    otherwise = f"set another run.name to start from scratch (in a loop: --from {folder.name})"
+    check_checkpoint(checkpoint, config, otherwise)
     return checkpoint
 
 
@@ -85,13 +87,12 @@ def _last_runs_checkpoint(config: DictConfig) -> Path:
             "counts from the first iteration on: raise it, or steps_per_iteration as that run had it"
         )
     checkpoint = step_folder(source, step)
-    check_checkpoint(checkpoint, config, _FROM_BASE)
+    check_checkpoint(checkpoint, config, f"{_FROM_BASE} (in a loop: --from {source.name})")
     return checkpoint
 
 
 def check_checkpoint(checkpoint: Path, config: DictConfig, otherwise: str) -> None:
     """Raise CheckError for an incomplete or unfit one. `otherwise`: the setting to start without it."""
-    otherwise += f" (in a loop: --from {checkpoint.parent.name})"
     if not is_whole(checkpoint):
         raise CheckError(
             f"{checkpoint} is recorded as the last checkpoint, but it is missing or incomplete: restore it, "

@@ -18,7 +18,7 @@ from drzero.ops.console import say
 from drzero.preflight.compute import check_together
 from drzero.preflight.context import Readings
 from drzero.preflight.cost import together
-from drzero.preflight.finding import PreflightFailed, Severity, note, once
+from drzero.preflight.finding import Finding, PreflightFailed, Severity, note, once
 from drzero.preflight.run import Report, preflight, refused_override, unresolved
 from drzero.preflight.values import concerns_verl
 from drzero.recipe.compose import compose_stage
@@ -68,16 +68,10 @@ def preflight_stage(
     return [preflight(config, name, asks_verl=concerns_verl(overrides))]
 
 
-def _leave_out_demo(reports: Sequence[Report], corpus: str) -> None:
-    """Replace errors about the demo's missing files by a note, since the loop makes them first."""
-    for report in reports:
-        report.findings = [
-            found
-            for found in report.findings
-            if found not in report.errors or corpus not in f"{found.value} {found.why}"
-        ]
-    why = "the demo's documents, models, index and prompts are not there, so nothing about them was checked"
-    reports[0].findings.append(note("paths.corpus", why, "evolve makes them first", value=corpus))
+def _is_of_demo(found: Finding, config: DictConfig) -> bool:
+    # The run's own folder may be below the corpus.
+    named = f"{found.value} {found.why}".replace(config.run.dir, "")
+    return found.severity is Severity.ERROR and f"{config.paths.corpus}/" in named
 
 
 def _loop_reports(arguments: Sequence[str]) -> list[Report]:
@@ -90,16 +84,24 @@ def _loop_reports(arguments: Sequence[str]) -> list[Report]:
         for run in plan:
             config = compose_stage(run.stage, run.overrides)
             asks_verl = concerns_verl(run.overrides)
-            reports.append(preflight(config, run.stage, ahead=True, asks_verl=asks_verl, readings=readings))
+            report = preflight(config, run.stage, ahead=True, asks_verl=asks_verl, readings=readings)
+            if makes_demo := loop.prepare_demo and not Path(config.paths.corpus).exists():
+                report.findings = [found for found in report.findings if not _is_of_demo(found, config)]
+            reports.append(report)
     except OverrideError as refused:
         return [*reports, refused_override("evolve", refused)]
-    manifest = Manifest(Path(config.paths.checkpoints) / "evolve" / "manifest.json")
-    again = stages_from(redo_from, plan, manifest) if redo_from else []
-    if loop.prepare_demo and not (corpus := Path(config.paths.corpus)).exists():
-        _leave_out_demo(reports, str(corpus))
+    folder = Path(config.paths.checkpoints)
+    folders = [folder] if seeds is None else [folder / f"seed{seed}" for seed in range(1, seeds + 1)]
+    manifests = [Manifest(folder / "evolve" / "manifest.json") for folder in folders]
+    again = stages_from(redo_from, plan, manifests[0]) if redo_from else []
+    if makes_demo:
+        why = "the demo is not there, so nothing was checked about its documents, models, index and prompts"
+        reports[0].findings.append(note("paths.corpus", why, "evolve makes it first", config.paths.corpus))
     left = [
         report
+        for number, manifest in enumerate(manifests)
         for run, report in zip(plan, reports, strict=True)
-        if run in again or not manifest.is_complete(run.name)
+        # All seeds share the first one's evaluation of the base model.
+        if run in again or not (manifest.is_complete(run.name) or (number and not run.iteration))
     ]
-    return [*reports, _loop_report(config, left * (seeds or 1))] if left else reports
+    return [*reports, _loop_report(config, left)] if left else reports

@@ -42,10 +42,11 @@ def check_engines(ctx: CheckContext) -> Iterator[Finding]:
         yield error(f"{_ROLLOUT}.name", *_VLLM_ON_CPU)
     if model.lora_rank > 0 and not model.lora.merge:
         yield from _adapters(rollout.name, config.machine.device)
-    for key in (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward"):
-        if config.machine.device == "cpu" and OmegaConf.select(config, key):
-            why = "veRL holds the reference model in pinned memory, which needs a GPU"
-            yield error(key, why, f"set {key}=false (the published challenger uses no KL either)")
+    if config.machine.device == "cpu" and config.actor_rollout_ref.actor.use_kl_loss:
+        why = "veRL holds the reference model in pinned memory, which needs a GPU"
+        yield error(
+            f"{_ACTOR}.use_kl_loss", why, "set it to false (the published challenger has no KL either)"
+        )
     if rollout.name == "reference" and config.trainer.v1.trainer_mode.endswith("async"):
         fix = f"{_in_sync(config)}, or use rollout=sglang"
         yield error(_MODE, "the reference engine has no partial rollouts", fix)
@@ -283,15 +284,23 @@ def _token_budgets(config: DictConfig) -> Iterator[Finding]:
 
 
 def fills_batch(config: DictConfig, source: Path | str, rows: int, advice: str) -> Iterator[Finding]:
-    """A source must have rows for one batch, and be read often enough for all steps."""
-    batch, steps = config.data.train_batch_size, config.trainer.total_training_steps
-    key, most = _BATCH, config.data.train_max_samples
-    if 0 < most < rows:
-        key, rows, advice = "data.train_max_samples", most, "raise it, or leave it out"
+    """A source must have rows for one batch."""
+    batch = config.data.train_batch_size
     if rows < batch:
-        yield error(key, f"{source} has {rows} rows to use, less than one batch ({_BATCH}={batch})", advice)
-    elif (reached := rows // batch * config.trainer.total_epochs) < steps:
-        why = f"the run would end at step {reached} of {steps}, without a checkpoint of its last step"
+        why = f"{source} has {rows} rows, less than one batch ({_BATCH}={batch})"
+        yield error(_BATCH, why, advice)
+
+
+def lasts(config: DictConfig, rows: int) -> Iterator[Finding]:
+    """veRL must not have read the rows often enough before the last step."""
+    batch, most = config.data.train_batch_size, config.data.train_max_samples
+    steps, used = config.trainer.total_training_steps, min(rows, most) if most > 0 else rows
+    reached = used // batch * config.trainer.total_epochs
+    if 0 < most < batch:
+        why = f"less than one batch ({_BATCH}={batch})"
+        yield error("data.train_max_samples", why, "raise it, or leave it out")
+    elif 0 < reached < steps:
+        why = f"veRL would end the run at step {reached} of {steps}"
         yield error("trainer.total_epochs", why, "leave it out: trainer.total_training_steps ends a run")
 
 

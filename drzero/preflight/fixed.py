@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from omegaconf import OmegaConf
 
+from drzero.ops.text import did_you_mean
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, warning
 
@@ -15,8 +16,12 @@ ADVANTAGES = {
     "algorithm.norm_adv_by_std_in_grpo": True,
     "algorithm.gamma": 1.0,
     "algorithm.lam": 1.0,
+    "algorithm.use_kl_in_reward": False,
+    "algorithm.use_pf_ppo": False,
 }
-"""What veRL's own computation of advantages would read. Ours is HRPO's or GRPO's."""
+"""What veRL's own computation of advantages would read."""
+REWARD_MANAGERS = ("naive", "dapo", "gdpo", "rate_limited", "remote")
+"""The names that veRL 0.9.1 registers."""
 _CONTENTS = "actor_rollout_ref.actor.checkpoint.save_contents"
 
 
@@ -26,13 +31,18 @@ def check_fixed_keys(ctx: CheckContext) -> Iterator[Finding]:
     config, trainer = ctx.config, ctx.config.trainer
     if trainer.val_only:
         yield error("trainer.val_only", "this stage trains", "score a model with `drzero evaluate`")
-    if config.critic.enable or (config.critic.enable is None and config.algorithm.adv_estimator == "gae"):
-        why = "it builds a critic, which neither HRPO nor GRPO has"
-        yield error("critic.enable", why, "leave it and algorithm.adv_estimator out")
-    elif trainer.v1.trainer_mode.startswith(OURS):
+    if trainer.critic_warmup > 0:
+        yield error("trainer.critic_warmup", "without a critic, these steps train nothing", "leave it out")
+    manager = config.reward.reward_manager
+    if manager.source == "register" and manager.name not in REWARD_MANAGERS:
+        why = f"veRL has no reward manager of this name{did_you_mean(str(manager.name), REWARD_MANAGERS)}"
+        yield error("reward.reward_manager.name", why, f"choose one of {', '.join(REWARD_MANAGERS)}")
+    if config.critic.enable:
+        yield error("critic.enable", "neither HRPO nor GRPO has a critic", "leave it out")
+    if trainer.v1.trainer_mode.startswith(OURS):
         for key, wanted in ADVANTAGES.items():
-            if (value := OmegaConf.select(config, key)) != wanted:
-                why = f"{value} would change nothing: this trainer's advantages are {config.method.upper()}'s"
+            if OmegaConf.select(config, key) != wanted:
+                why = "our trainer computes the advantages itself, and does not read this key"
                 yield error(key, why, f"leave it at {wanted}")
 
 
@@ -43,10 +53,11 @@ def _checkpoints(ctx: CheckContext) -> Iterator[Finding]:
         severity, told = (error, f"{why} for the next stages") if ctx.ahead else (warning, why)
         fix = "set trainer.save_freq to the steps between two checkpoints (the last step is saved too)"
         yield severity("trainer.save_freq", told, fix)
-    if os.path.abspath(trainer.default_local_dir) != os.path.abspath(config.run.dir):
+    if os.path.abspath(str(trainer.default_local_dir)) != os.path.abspath(config.run.dir):
         why = f"the stage reads its checkpoints in run.dir={config.run.dir}"
         yield error("trainer.default_local_dir", why, "set run.name= or paths.checkpoints= instead")
-    missing = {"model", "optimizer", "extra"} - set(OmegaConf.select(config, _CONTENTS))
+    saved = OmegaConf.select(config, _CONTENTS)  # null is all of them
+    missing = set() if saved is None else {"model", "optimizer", "extra"} - set(saved)
     if "model" in missing:
         yield error(_CONTENTS, "no checkpoint could be exported or resumed", "add model")
     elif missing:

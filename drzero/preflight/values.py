@@ -35,6 +35,7 @@ LOGGERS = tuple(
 NUMBERS = (
     _rule("trainer.total_training_steps", int, low=1),
     _rule("trainer.total_epochs", int, low=1),
+    _rule("trainer.critic_warmup", int, low=0),
     _rule("data.train_max_samples", int, low=-1),
     _rule("data.train_batch_size", int, low=1),
     _rule(f"{_ROLLOUT}.n", int, low=1),

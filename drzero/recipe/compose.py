@@ -231,10 +231,11 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
         has_file = (CONFIG_DIR / "environment" / f"{name}.yaml").is_file()
         written += [f"environment={name if has_file else 'named'}", assigned("environment.name", name)]
     typed = {key_of(override): override.partition("=")[2] for override in written}
-    if stage == "evaluate" and "environment.name" in typed and typed.get("iteration", "0") != "0":
+    in_environment = stage == "evaluate" and not {"environment", "environment.name"}.isdisjoint(typed)
+    if in_environment and typed.get("iteration", "0") != "0":
         raise OverrideError(
-            f"iteration={typed['iteration']} names a solver of the search loop; in an environment, name the "
-            "model: base_model=FOLDER"
+            f"iteration={typed['iteration']} names a solver of the search loop: leave it out, and name the "
+            "model (base_model=…/solver_iter2_hf)"
         )
     return written
 

@@ -197,12 +197,18 @@ def _collapsed(config: DictConfig, note: Note) -> Collapsed:
 
 def exported(config: DictConfig) -> dict[str, Path]:
     """Export the policy of a finished run as a model folder, unless the run was to save nothing."""
-    if config.trainer.save_freq <= 0 and not saved_step(Path(config.run.dir)):
-        say("export", "nothing to export: the run saved no checkpoint (trainer.save_freq)")
+    if not _last_saved(config):
+        say("export", "nothing to export: the run saved no checkpoint of its last step (trainer.save_freq)")
         return {}
     from drzero.checkpoints.export import export_policy  # with torch, which a waiting process must not hold
 
     return {"export": export_policy(config, Path(config.run.dir))}
+
+
+def _last_saved(config: DictConfig) -> int:
+    """The step of a finished run's checkpoint; 0 if it was to save nothing, whatever a stop has saved."""
+    step, trainer = saved_step(Path(config.run.dir)), config.trainer
+    return 0 if trainer.save_freq <= 0 and step < trainer.total_training_steps else step
 
 
 def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
@@ -210,7 +216,7 @@ def finish(config: DictConfig, outputs: Mapping[str, Path]) -> None:
     from drzero.stages.summary import print_summary
 
     folder = Path(config.run.dir)
-    saved = {"checkpoint": step_folder(folder, step)} if (step := saved_step(folder)) else {}
+    saved = {"checkpoint": step_folder(folder, step)} if (step := _last_saved(config)) else {}
     write_result(config, {**saved, **outputs}, spent_tokens(folder), print_summary(config))
 
 

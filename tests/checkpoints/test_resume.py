@@ -21,7 +21,7 @@ class World:
         trainer = {"resume_mode": "auto", "resume_from_path": None, "total_training_steps": 8}
         self.config: DictConfig = OmegaConf.create(
             {
-                "run": {"dir": str(folder / "second")},
+                "run": {"dir": str(folder / "second"), "name": "second"},
                 "base_model": str(model),
                 "method": "hrpo",
                 "iteration": 2,
@@ -166,8 +166,9 @@ def test_a_named_checkpoint_is_checked_before_a_later_one_is_set_aside(world):
     for path in (None, world.folder / "other", world.folder / "other" / "global_step_5"):
         world.config.trainer.resume_from_path = path and str(path)
         assert f"trainer.resume_from_path={path} is no whole checkpoint" in world.refusal()
-    world.config.trainer.resume_from_path = str(whole)
+    world.config.trainer.resume_from_path = f"{whole}/"
     choose_start(world.config)
+    assert world.config.trainer.resume_from_path == str(whole)  # veRL reads the number at its end
     world.save("other", 4, devices=2)
     assert "shards for 2 devices" in world.refusal()
 

@@ -3,6 +3,7 @@
 import pytest
 
 from drzero.cli import STAGES, _load, main
+from drzero.loop.preflight import preflight_stage
 from drzero.recipe.compose import compose_stage, resolve, write_resolved
 from drzero.stages.models import completed
 
@@ -29,3 +30,9 @@ WORDS = ["source=papers.jsonl", "hardware=cpu", "api=chat", "endpoint=http://127
 def test_a_stages_overrides_are_completed_as_its_command_does(name):
     complete = _load(STAGES[name].overrides)
     assert completed(name.replace("-", "_"), WORDS) == complete(WORDS) != WORDS
+
+
+def test_a_missing_file_that_two_checks_read_is_reported_once(tmp_path):
+    words = [f"paths.corpus={tmp_path}", f"paths.checkpoints={tmp_path}"]
+    (report,) = preflight_stage("synthesize", words)
+    assert [found.key for found in report.errors].count("data.train_files") == 1

@@ -203,8 +203,11 @@ def test_preflight_counts_the_loop_of_every_seed_and_knows_that_the_demo_comes_f
     words = ["loop=demo", f"paths.corpus={tmp_path / 'corpus'}", f"paths.checkpoints={tmp_path}"]
     one, three = (preflight_stage("evolve", [*words, *seeds]) for seeds in ([], ["--seeds", "3"]))
     assert not [str(found) for report in one for found in report.errors]
-    assert "evolve makes them first" in str(one[0].findings[-1])
+    assert "evolve makes it first" in str(one[0].findings[-1])
     assert three[-1].estimate.low_s == pytest.approx(3 * one[-1].estimate.low_s)
+    full = [f"paths.checkpoints={tmp_path / 'corpus' / 'runs'}", "run.min_free_gb=1000000"]
+    errors = [found for report in preflight_stage("evolve", [*words, *full]) for found in report.errors]
+    assert {found.key for found in errors} == {"run.min_free_gb"}
     (tmp_path / "corpus").mkdir()
     assert any(report.errors for report in preflight_stage("evolve", words))
 

@@ -29,7 +29,7 @@ from drzero.stages import training
 from drzero.stages.examples import read_examples
 from drzero.stages.result import read_result
 from drzero.stages.summary import print_summary, summarise
-from drzero.stages.training import Collapsed, _log_to_file, _plan_validation, _tidy, exported, finish, train
+from drzero.stages.training import Collapsed, _plan_validation, _tidy, exported, finish, prepare, train
 from verl_ext.checkpoints import TRACKER
 from verl_ext.method.challenger_reward import challenger_reward
 from verl_ext.trainer.collapse import ALARM
@@ -281,21 +281,25 @@ def test_a_run_whose_stdout_is_closed_is_finished_all_the_same(configured, monke
 
 
 @pytest.mark.parametrize("typed", [[], "wandb", ["console", "wandb"], ["tensorboard", "file"]], ids=str)
-def test_metrics_go_to_a_file_whatever_other_loggers_are_named(configured, typed):
+def test_metrics_go_to_a_file_whatever_other_loggers_are_named(configured, typed, monkeypatch):
     config = configured()
     config.trainer.logger = typed
-    _log_to_file(config.trainer)
+    monkeypatch.setattr(training, "check_and_resolve", lambda config, stage: config)  # no world to check
+    prepare(config, "challenger")
     named = [typed] if isinstance(typed, str) else typed
     assert set(config.trainer.logger) == {"file", *named} and list(config.trainer.logger).count("file") == 1
 
 
-def test_a_run_that_was_to_save_nothing_ends_without_a_checkpoint_or_an_export(configured, capsys):
+@pytest.mark.parametrize("stopped", [0, 3], ids=["in one go", "after a stop that saved"])
+def test_a_run_that_was_to_save_nothing_ends_without_a_checkpoint_or_an_export(configured, capsys, stopped):
     config = configured()
-    config.trainer.save_freq = -1
+    config.trainer.save_freq, config.trainer.total_training_steps = -1, 5
     folder = Path(config.run.dir)
+    if stopped:
+        save(folder, stopped)
     log(folder, 1, (5, JUDGED))
     finish(config, exported(config))
-    assert "nothing to export" in (told := capsys.readouterr().out) and "global_step" not in told
+    assert "nothing to export" in (told := capsys.readouterr().out) and "global_step_0" not in told
     assert read_result(folder).outputs == {}
 
 

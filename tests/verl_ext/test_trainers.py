@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import cast
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorStack
 from transfer_queue import KVBatchMeta
+from verl.experimental.reward_loop.reward_manager.registry import REWARD_MANAGER
 from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 from verl_saves import FILES, save
 
@@ -22,6 +24,7 @@ from drzero.ops.artefacts import LOG_VARIABLE
 from drzero.ops.notices import ALARM_KIND
 from drzero.ops.records import EVENTS_FILE, read_json_lines
 from drzero.ops.stop_time import STOP_VARIABLE, read_note
+from drzero.preflight.fixed import REWARD_MANAGERS
 from drzero.recipe.compose import compose_plain, resolve
 from verl_ext.checkpoints import TRACKER, is_whole, saved_step, settle_checkpoints, step_folder
 from verl_ext.method.trajectory import SearchCall, Trajectory, Turn
@@ -450,3 +453,8 @@ def test_a_save_that_breaks_off_is_not_announced(rehearse, tmp_path, files):
     whole = files == len(FILES)
     assert announced(tmp_path) == [] and saved_step(tmp_path) == int(whole)
     assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_1"] * whole
+
+
+def test_preflight_knows_the_reward_managers_of_this_verl():
+    import_module("verl.experimental.reward_loop.reward_manager")  # registers them
+    assert set(REWARD_MANAGERS) == set(REWARD_MANAGER)
