@@ -21,7 +21,7 @@ from drzero.recipe.overrides import assigned, key_of
 from drzero.stages.models import evaluate_overrides
 
 AGENTS = ("ask", "serve-agent")
-"""Commands with the settings of the run that trained their model. `drzero preflight` knows them."""
+"""Commands with the settings of the run that trained their model."""
 _OTHER_MODELS = ("solver.model_path", "endpoint", "model", "base_model")
 _NAMING = ("iteration", *_OTHER_MODELS, "endpoint_model", "endpoint_key", "api", "tokenizer")
 """They name the model that answers."""

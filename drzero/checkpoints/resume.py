@@ -66,8 +66,8 @@ def _named_checkpoint(config: DictConfig) -> Path:
     path = Path(str(config.trainer.resume_from_path))
     if start_step(config) is None or not is_whole(path):
         raise CheckError(
-            f"trainer.resume_from_path={path} is no whole checkpoint, a run's folder global_step_N: correct "
-            "it, or leave out trainer.resume_mode to resume from the run's last"
+            f"trainer.resume_from_path={path} is not a complete checkpoint (…/global_step_N): correct it, or "
+            "leave out trainer.resume_mode to resume from the run's last"
         )
     check_checkpoint(path, config, "name another checkpoint")
     return path

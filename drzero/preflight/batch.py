@@ -284,18 +284,14 @@ def _token_budgets(config: DictConfig) -> Iterator[Finding]:
 
 
 def fills_batch(config: DictConfig, source: Path | str, rows: int, advice: str) -> Iterator[Finding]:
-    """A source must have rows for one batch."""
+    """A source must have rows for one batch, and the epochs must cover all steps."""
     batch = config.data.train_batch_size
     if rows < batch:
         why = f"{source} has {rows} rows, less than one batch ({_BATCH}={batch})"
         yield error(_BATCH, why, advice)
-
-
-def lasts(config: DictConfig, rows: int) -> Iterator[Finding]:
-    """veRL must not have read the rows often enough before the last step."""
-    batch, most = config.data.train_batch_size, config.data.train_max_samples
-    steps, used = config.trainer.total_training_steps, min(rows, most) if most > 0 else rows
-    reached = used // batch * config.trainer.total_epochs
+    most, steps = config.data.train_max_samples, config.trainer.total_training_steps
+    used = min(rows, most) if most > 0 else rows
+    reached = used // batch * config.trainer.total_epochs  # veRL ends the run at whichever comes first
     if 0 < most < batch:
         why = f"less than one batch ({_BATCH}={batch})"
         yield error("data.train_max_samples", why, "raise it, or leave it out")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from data.parquet_io import read_parquet
-from drzero.preflight.batch import fills_batch, lasts
+from drzero.preflight.batch import fills_batch
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, PreflightFailed, error, note, warning
 from drzero.recipe.indices import index_of
@@ -46,7 +46,6 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
     prompts = table.column("prompt").to_pylist()
     if ctx.trains:
         yield from fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
-        yield from lasts(config, len(prompts))
         yield from _lone_rows(config, [info["hop"] for info in table.column("extra_info").to_pylist()])
     if prompts:
         info, form = table.column("extra_info")[0].as_py(), config.prompts.form
@@ -99,7 +98,6 @@ def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[
     if key == TRAIN:
         more = f"synthesize more with {again}, or make the batch smaller"
         yield from fills_batch(config, path, len(prompts), more)
-        yield from lasts(config, len(prompts))
     elif not prompts:
         yield error(key, f"{path} ({key}) has no rows", f"synthesize more with {again}")
     if not prompts:

@@ -215,7 +215,7 @@ def check_written_folders(ctx: CheckContext) -> Iterator[Finding]:
 
 
 def check_own_address(ctx: CheckContext) -> Iterator[Finding]:
-    """`serve-model` has an address of its own, which its server takes."""
+    """`serve-model` listens at its own `host` and `port`, so the solver's must be the same."""
     config = ctx.config
     for name in ("host", "port"):
         if config.solver[name] != config[name]:

@@ -9,7 +9,7 @@ from jinja2 import TemplateError
 from omegaconf import DictConfig
 
 from drzero.ops.hub import HUB_ID
-from drzero.preflight.batch import fills_batch, lasts
+from drzero.preflight.batch import fills_batch
 from drzero.preflight.context import CheckContext
 from drzero.preflight.finding import Finding, error, note, warning
 from drzero.preflight.growth import CHANGE_TEMPLATE, growth_fault, tools_fault
@@ -55,7 +55,6 @@ def check_environment(ctx: CheckContext) -> Iterator[Finding]:
         yield from fills_batch(
             config, "the environment", len(rows), "make the batch smaller, or train_rows larger"
         )
-        yield from lasts(config, len(rows))
         yield from _is_held_out(ctx, rows)
     else:
         rows = rows_of(taskset, "eval", config.num_examples, config.data.seed)

@@ -1,4 +1,4 @@
-"""veRL's keys that a training stage has set for good: it relies on them, or its trainer reads no others."""
+"""veRL's keys that must keep their values: a training stage relies on them, or nothing reads them."""
 
 import os
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _CONTENTS = "actor_rollout_ref.actor.checkpoint.save_contents"
 
 
 def check_fixed_keys(ctx: CheckContext) -> Iterator[Finding]:
-    """Checkpoints must be saved, whole and where they are read; a run trains; nothing is set in vain."""
+    """A run must train, and save whole checkpoints where its stage reads them. No key is set in vain."""
     yield from _checkpoints(ctx)
     config, trainer = ctx.config, ctx.config.trainer
     if trainer.val_only:

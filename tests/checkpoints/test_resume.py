@@ -165,7 +165,7 @@ def test_a_named_checkpoint_is_checked_before_a_later_one_is_set_aside(world):
     world.config.trainer.resume_mode = "resume_path"
     for path in (None, world.folder / "other", world.folder / "other" / "global_step_5"):
         world.config.trainer.resume_from_path = path and str(path)
-        assert f"trainer.resume_from_path={path} is no whole checkpoint" in world.refusal()
+        assert f"trainer.resume_from_path={path} is not a complete checkpoint" in world.refusal()
     world.config.trainer.resume_from_path = f"{whole}/"
     choose_start(world.config)
     assert world.config.trainer.resume_from_path == str(whole)  # veRL reads the number at its end
