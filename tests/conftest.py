@@ -1,6 +1,7 @@
 """Parts that several test files need: a small prepared run, and real HTTP peers on loopback."""
 
 import os
+import signal
 
 from loopback_hub import NO_HUB
 
@@ -11,6 +12,9 @@ os.environ.pop("HF_HUB_OFFLINE", None)
 # Models here are tiny, and with two threads in each of two workers the threads would wait for each other.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # Ray's own servers then stay on loopback
+# A shell's background job has Ctrl-C ignored, and the commands that tests start would inherit it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Ray starts its workers at 15, where they get next to nothing while another test computes.
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112, its name for Ray
 

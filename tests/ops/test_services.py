@@ -233,13 +233,11 @@ def test_a_signal_to_the_supervisor_ends_in_the_ordered_shutdown_or_leaves_no_or
 ):
     spec = service(tmp_path, "retrieval")
     supervisor = """
-        import signal, sys, time
+        import sys, time
         from pathlib import Path
         from drzero.ops.process.child import Command
         from drzero.ops.services.services import ServiceGroup, ServiceSpec
         from drzero.ops.supervisor import run_supervised
-        # A suite that runs in the background of a shell has Ctrl-C ignored, and its children inherit that.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         folder, url, split = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
         server, main = tuple(sys.argv[4:4 + split]), tuple(sys.argv[4 + split:])
         spec = ServiceSpec(name="retrieval", command=server, log_path=folder / "r", health_url=url)

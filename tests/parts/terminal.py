@@ -124,7 +124,5 @@ def stopped_terminal() -> Iterator[tuple[int, int]]:
 
 
 def _own_terminal(terminal: int) -> None:
-    # A shell's background job, which the tests may be, ignores Ctrl-C, and so would its children.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.setsid()
     fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)

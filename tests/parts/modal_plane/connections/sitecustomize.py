@@ -4,8 +4,7 @@ Python imports this module by its name at start, because the plane puts this fol
 hook sees every TCP connection, name lookup and datagram that goes through Python's sockets, before it
 happens.
 
-A shell that starts the tests in the background makes processes ignore Ctrl-C: this is undone. A container
-ends with the tests' process, however that ends.
+A container ends with the tests' process, however that ends.
 """
 
 import ctypes
@@ -36,7 +35,5 @@ def _watch(event: str, arguments: tuple) -> None:
 
 if "MODAL_PLANE_CONNECTIONS" in os.environ:
     sys.addaudithook(_watch)
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("MODAL_PLANE_PID") == str(os.getppid()):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
