@@ -37,13 +37,18 @@ def check_fixed_keys(ctx: CheckContext) -> Iterator[Finding]:
     if manager.source == "register" and manager.name not in REWARD_MANAGERS:
         why = f"veRL has no reward manager of this name{did_you_mean(str(manager.name), REWARD_MANAGERS)}"
         yield error("reward.reward_manager.name", why, f"choose one of {', '.join(REWARD_MANAGERS)}")
+    no_critic = "neither HRPO nor GRPO has a critic"
     if config.critic.enable:
-        yield error("critic.enable", "neither HRPO nor GRPO has a critic", "leave it out")
+        yield error("critic.enable", no_critic, "leave it out")
     if trainer.v1.trainer_mode.startswith(OURS):
         for key, wanted in ADVANTAGES.items():
             if OmegaConf.select(config, key) != wanted:
                 why = "our trainer computes the advantages itself, and does not read this key"
                 yield error(key, why, f"leave it at {wanted}")
+    elif config.critic.enable is None and config.algorithm.adv_estimator == "gae":
+        yield error(
+            "algorithm.adv_estimator", f"veRL builds a critic for it, and {no_critic}", "leave it out"
+        )
 
 
 def _checkpoints(ctx: CheckContext) -> Iterator[Finding]:
