@@ -44,7 +44,7 @@ from data.solver_rows import TRAIN, VAL
 from drzero.ops.files import atomic_write
 from drzero.ops.records import Record, RunRecords
 from drzero.preflight.run import preflight
-from drzero.recipe.compose import CONFIG_DIR, compose_stage
+from drzero.recipe.compose import compose_stage, options
 from drzero.recipe.metrics import is_training, read_metrics
 from verl_ext.method.prompts import solver_messages
 from verl_ext.method.solver_reward import SYNTHESIZED
@@ -382,7 +382,7 @@ def main() -> int:
     parser.add_argument(
         "--shape",
         default="qwen2.5-3b",
-        choices=[name for name in sorted(SHAPES) if (CONFIG_DIR / "model" / f"{name}.yaml").is_file()],
+        choices=sorted(SHAPES.keys() & options("model")),
         help="the architecture of a model of real size",
     )
     parser.add_argument("--set", action="append", help="one more override; repeatable")

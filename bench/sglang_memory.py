@@ -27,7 +27,7 @@ from drzero.preflight.machine import declared_machine
 from drzero.preflight.memory_ledger import GIB, rollout_server, solver_server, training_ledger
 from drzero.preflight.model_shape import KNOWN, ModelShape, config_of
 from drzero.preflight.sglang_memory import captured, kept_gib, outside_gib
-from drzero.recipe.compose import CONFIG_DIR, compose_plain, resolve
+from drzero.recipe.compose import CONFIG_DIR, compose_plain, options, resolve
 from drzero.recipe.gpu_prices import GPUS
 from verl_ext.sglang.cpu import environment, refusal_on_cpu
 
@@ -167,11 +167,6 @@ class SGLang:
         reserve = gpu_gib * (1 - own.mem_fraction_static)
         lengths = len(own.piecewise_cuda_graph_tokens)
         return own.chunked_prefill_size, own.cuda_graph_max_bs, lengths, reserve
-
-
-def options(group: str) -> list[str]:
-    """The names of a group of `config/`."""
-    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
 
 
 def machines() -> Iterator[tuple[str, str]]:

@@ -41,15 +41,15 @@ def find_start(config: DictConfig) -> Path | None:
     folder = Path(config.run.dir)
     if not saved_step(folder):
         return None if config.get("continue_from") is None else _last_runs_checkpoint(config)
+    in_loop = f"(in a loop: --from {folder.name})"
     for key, was in (read_settings(folder, run_keys()) or {}).items():
         if was != (now := OmegaConf.select(config, key)):
             raise CheckError(
                 f"{folder} holds a run with {key}={was}, and this one has {now}: set another run.name "
-                f"(in a loop: --from {folder.name})"
+                f"{in_loop}"
             )
     checkpoint = step_folder(folder, saved_step(folder))
-    otherwise = f"set another run.name to start from scratch (in a loop: --from {folder.name})"
-    check_checkpoint(checkpoint, config, otherwise)
+    check_checkpoint(checkpoint, config, f"set another run.name to start from scratch {in_loop}")
     return checkpoint
 
 
@@ -76,10 +76,11 @@ def _named_checkpoint(config: DictConfig) -> Path:
 def _last_runs_checkpoint(config: DictConfig) -> Path:
     source = Path(config.continue_from)
     step, steps = saved_step(source), config.trainer.total_training_steps
+    in_loop = f"(in a loop: --from {source.name})"
     if not step:
         raise CheckError(
             f"continue_from: there is no checkpoint in {source}: train the last iteration's challenger "
-            f"first (in a loop: --from {source.name}), or {_FROM_BASE}"
+            f"first {in_loop}, or {_FROM_BASE}"
         )
     if step >= steps:
         raise CheckError(
@@ -87,7 +88,7 @@ def _last_runs_checkpoint(config: DictConfig) -> Path:
             "counts from the first iteration on: raise it, or steps_per_iteration as that run had it"
         )
     checkpoint = step_folder(source, step)
-    check_checkpoint(checkpoint, config, f"{_FROM_BASE} (in a loop: --from {source.name})")
+    check_checkpoint(checkpoint, config, f"{_FROM_BASE} {in_loop}")
     return checkpoint
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from drzero.ops.text import did_you_mean
-from drzero.recipe.compose import CONFIG_DIR, compose_plain
+from drzero.recipe.compose import CONFIG_DIR, compose_plain, options
 from drzero.recipe.overrides import OverrideError, check_overrides, key_of
 from drzero.recipe.settings.schema import schema_of
 
@@ -87,7 +87,7 @@ def compose_loop(arguments: Sequence[str]) -> DictConfig:
 def _names_environment(override: str) -> bool:
     key, value = key_of(override), override.partition("=")[2].strip("'\"")
     if key == "env":  # which also names a corpus
-        return not (CONFIG_DIR / "env" / f"{value}.yaml").is_file()
+        return value not in options("env")
     return key in ("agent", "environment", "environment.name")
 
 

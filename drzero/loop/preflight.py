@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from drzero.loop.manifest import Manifest
 from drzero.loop.plan import StageRun, compose_loop, plan_loop
-from drzero.loop.seeds import split_seeds
+from drzero.loop.seeds import seed_folders, split_seeds
 from drzero.loop.state import split_from, stages_from
 from drzero.ops.console import say
 from drzero.preflight.compute import check_together
@@ -91,7 +91,7 @@ def _loop_reports(arguments: Sequence[str]) -> list[Report]:
     except OverrideError as refused:
         return [*reports, refused_override("evolve", refused)]
     folder = Path(config.paths.checkpoints)
-    folders = [folder] if seeds is None else [folder / f"seed{seed}" for seed in range(1, seeds + 1)]
+    folders = [folder] if seeds is None else seed_folders(folder, seeds).values()
     manifests = [Manifest(folder / "evolve" / "manifest.json") for folder in folders]
     again = stages_from(redo_from, plan, manifests[0]) if redo_from else []
     if makes_demo:

@@ -40,23 +40,27 @@ def split_seeds(arguments: Sequence[str]) -> tuple[int | None, list[str]]:
     return int(count), rest
 
 
+def seed_folders(root: Path, count: int) -> dict[int, Path]:
+    """The folder of each seed's loop, below the one for all."""
+    return {seed: root / f"seed{seed}" for seed in range(1, count + 1)}
+
+
 def run_seeds(count: int, overrides: Sequence[str], run_loop: Callable[[Sequence[str]], None]) -> None:
     """Run or resume the loops of seeds 1 to `count`. If loops fail, raises SeedsFailed after the others."""
     first = plan_loop(compose_loop(overrides))[0]
-    root = Path(compose_stage(first.stage, first.overrides).paths.checkpoints)
+    folders = seed_folders(Path(compose_stage(first.stage, first.overrides).paths.checkpoints), count)
     failed: dict[int, RunFailed] = {}
-    for seed in range(1, count + 1):
-        folder = root / f"seed{seed}"
+    for seed, folder in folders.items():
         own = seed_overrides(folder, seed)
         say("evolve", f"seed {seed} of {count}: {' '.join(own)}")
         if seed > 1:
-            share_base(root / "seed1", folder)
+            share_base(folders[1], folder)
         try:
             run_loop([*overrides, *own])
         except RunFailed as error:
             failed[seed] = error
             say("evolve", f"seed {seed} failed: {error}")
-    print_seeds({seed: read_answers(root / f"seed{seed}") for seed in range(1, count + 1)})
+    print_seeds({seed: read_answers(folder) for seed, folder in folders.items()})
     if failed:
         reasons = "; ".join(f"seed {seed}: {str(error).splitlines()[0]}" for seed, error in failed.items())
         raise SeedsFailed(f"{len(failed)} of {count} seeds failed. {reasons}. Rerun to resume these")

@@ -38,6 +38,11 @@ ATTEMPTS_A_REWARD_WORKER = 160
 """A worker takes about 20 ms to render and parse an attempt of four turns, and a step waits for all."""
 
 
+def options(group: str) -> list[str]:
+    """The names of a group of `config/`."""
+    return sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+
+
 def fast_cpu_dtype(engine: str) -> str:
     """bfloat16 if the processor multiplies it natively (1.7 times as fast), else float32. SGLang: float32.
 
@@ -224,12 +229,11 @@ def with_environment(stage: str, overrides: Sequence[str]) -> list[str]:
             written += own
             continue
         name = canonical(value)
-        is_corpus = stage == "evaluate" and (CONFIG_DIR / "env" / f"{name}.yaml").is_file()
-        if key != "env" or is_corpus:
+        if key != "env" or (stage == "evaluate" and name in options("env")):  # a corpus
             written.append(override)
             continue
-        has_file = (CONFIG_DIR / "environment" / f"{name}.yaml").is_file()
-        written += [f"environment={name if has_file else 'named'}", assigned("environment.name", name)]
+        group = name if name in options("environment") else "named"
+        written += [f"environment={group}", assigned("environment.name", name)]
     typed = {key_of(override): override.partition("=")[2] for override in written}
     in_environment = stage == "evaluate" and not {"environment", "environment.name"}.isdisjoint(typed)
     if in_environment and typed.get("iteration", "0") != "0":

@@ -18,7 +18,7 @@ from drzero.ops.hub import HUB_ID
 from drzero.ops.text import counted, is_loopback
 from drzero.preflight.finding import refusal
 from drzero.preflight.tokenizers import load_chat_tokenizer
-from drzero.recipe.compose import CONFIG_DIR, fitting_hardware
+from drzero.recipe.compose import fitting_hardware, options
 from drzero.recipe.fingerprint import fingerprint_model
 from drzero.recipe.overrides import PLAIN_MODEL
 from drzero.stages.result import RESULT
@@ -120,8 +120,8 @@ def preview_overrides(overrides: Sequence[str]) -> list[str]:
     given = {override.partition("=")[0] for override in overrides}
     chosen, others, named = list[str](), list(overrides), list[str]()
     if "endpoint" in given:
-        groups = {path.stem for path in (CONFIG_DIR / "model").glob("*.yaml")}
-        named = [o for o in overrides if o.startswith("model=") and o.partition("=")[2] not in groups]
+        ours = options("model")
+        named = [o for o in overrides if o.startswith("model=") and o.partition("=")[2] not in ours]
         others = [override for override in overrides if override not in named]
         chosen = [] if any(override.startswith("model=") for override in others) else [f"model={PLAIN_MODEL}"]
     return [*chosen, *sample_embedder(overrides), *others, *(f"endpoint_{override}" for override in named)]
