@@ -4,7 +4,7 @@ A token has at least one byte, so only prompts of many bytes are tokenized, or a
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +44,16 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
         return
     table = read_parquet(path, ["prompt", "extra_info"])
     prompts = table.column("prompt").to_pylist()
-    if ctx.trains:
-        yield from fills_batch(config, path, len(prompts), "write more with `drzero prepare-data rows=…`")
-        yield from _lone_rows(config, [info["hop"] for info in table.column("extra_info").to_pylist()])
+    dropped = 0
     if prompts:
         info, form = table.column("extra_info")[0].as_py(), config.prompts.form
         worded = challenger_messages(info["document"], info["hop"], form, config.rollout.max_turns)
         yield from _wording(config, path, prompts[0] == worded, "`drzero prepare-data`")
-        yield from _too_long(ctx, TRAIN, path, prompts, "use a smaller max_document_tokens")
+        dropped = yield from _too_long(ctx, TRAIN, path, prompts, "use a smaller max_document_tokens")
+    if ctx.trains:
+        more = "write more with `drzero prepare-data rows=…`"
+        yield from _fills_batch(config, path, len(prompts), dropped, more)
+        yield from _lone_rows(config, [info["hop"] for info in table.column("extra_info").to_pylist()])
 
 
 def check_solver_data(ctx: CheckContext) -> Iterator[Finding]:
@@ -95,12 +97,8 @@ def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[
     config = ctx.config
     table = read_parquet(path, ["prompt", "reward_model", "extra_info"])
     prompts = table.column("prompt").to_pylist()
-    if key == TRAIN:
-        more = f"synthesize more with {again}, or make the batch smaller"
-        yield from fills_batch(config, path, len(prompts), more)
-    elif not prompts:
-        yield error(key, f"{path} ({key}) has no rows", f"synthesize more with {again}")
     if not prompts:
+        yield error(key, f"{path} ({key}) has no rows", f"synthesize more with {again}")
         return
     targets = table.column("reward_model").to_pylist()
     if bare := [row for row, judged in enumerate(targets) if not judged["ground_truth"]["target"]]:
@@ -114,7 +112,15 @@ def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[
     question = table.column("extra_info")[0].as_py()["question"]
     worded = solver_messages(question, config.prompts.form, config.rollout.max_turns)
     yield from _wording(config, path, prompts[0] == worded, again)
-    yield from _too_long(ctx, key, path, prompts, "shorten the questions")
+    dropped = yield from _too_long(ctx, key, path, prompts, "shorten the questions")
+    if key == TRAIN:
+        more = f"synthesize more with {again}, or make the batch smaller"
+        yield from _fills_batch(config, path, len(prompts), dropped, more)
+
+
+def _fills_batch(config: DictConfig, path: Path, rows: int, dropped: int, more: str) -> Iterator[Finding]:
+    source = f"{path}, without the {dropped} that are too long," if dropped else path
+    yield from fills_batch(config, source, rows - dropped, more)
 
 
 def _lone_rows(config: DictConfig, hops: Sequence[int]) -> Iterator[Finding]:
@@ -141,18 +147,19 @@ def _wording(config: DictConfig, path: Path, is_same: bool, remade_by: str) -> I
 
 def _too_long(
     ctx: CheckContext, key: str, path: Path, prompts: Sequence[list[dict[str, Any]]], advice: str
-) -> Iterator[Finding]:
+) -> Generator[Finding, None, int]:
+    """Report prompts above the limit. Returns how many veRL would drop, 0 if only a sample was read."""
     limit, counts = ctx.config.data.max_prompt_length, ctx.readings.token_counts
     try:
         tokenizer = ctx.load_tokenizer(ctx.policy, key)
     except PreflightFailed:  # check_models reports it
-        return
+        return 0
     name = (f"{path} {path.stat().st_mtime_ns}", ctx.policy, limit)
     if name not in counts:
         counts[name] = count_too_long(prompts, tokenizer, limit)
     over, sampled = counts[name]
     if not over:
-        return
+        return 0
     worst = max(over, key=lambda row: over[row])
     of = f"a sample of {sampled} of {len(prompts)}" if sampled else str(len(prompts))
     why = (
@@ -161,12 +168,10 @@ def _too_long(
     )
     if ctx.config.data.get("filter_overlong_prompts"):
         yield warning(_LIMIT, f"{why}, and will be dropped", f"raise it, or {advice}")
-        if not sampled and key == TRAIN:
-            left = len(prompts) - len(over)
-            yield from fills_batch(ctx.config, path, left, "raise data.max_prompt_length")
-    else:
-        # veRL silently keeps only the end of such a prompt, whatever data.truncation says.
-        yield error(_LIMIT, f"{why}, and veRL would cut off their beginning", f"raise it, or {advice}")
+        return 0 if sampled else len(over)
+    # veRL silently keeps only the end of such a prompt, whatever data.truncation says.
+    yield error(_LIMIT, f"{why}, and veRL would cut off their beginning", f"raise it, or {advice}")
+    return 0
 
 
 def count_too_long(

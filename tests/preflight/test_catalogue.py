@@ -278,6 +278,15 @@ def test_a_broken_configuration_is_reported_with_its_key(world, tmp_path, monkey
     assert any(says in f"{finding.value} {finding}" for finding in found), report.findings
 
 
+def test_a_batch_that_the_rows_do_not_fill_is_reported_once_for_what_is_left_of_them(world):
+    keys = ["data.max_prompt_length=60", "data.filter_overlong_prompts=true", "data.train_batch_size=1000"]
+    report = preflight(
+        world.config("challenger", ["hardware=cpu"], "short", keys), "challenger", readings=world.readings
+    )
+    (said,) = (finding.why for finding in report.errors if "less than one batch" in finding.why)
+    assert "without the 256 that are too long, has 0 rows" in said
+
+
 def shipped() -> Iterator[ParameterSet]:
     """Every stage on every hardware with every model; stages without a model on every hardware.
 
