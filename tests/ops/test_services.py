@@ -199,6 +199,18 @@ def test_a_command_that_stopped_before_its_work_was_done_has_not_failed(tmp_path
     assert OUT_OF_TIME in kinds and "exit" not in kinds
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGQUIT])
+def test_a_command_of_a_background_job_still_ends_by_a_terminals_signals(tmp_path, signum):
+    before = signal.signal(signum, signal.SIG_IGN)  # as a script's shell starts its background jobs
+    try:
+        child = Child(command(tmp_path, f"import os, time; os.kill(os.getpid(), {signum}); time.sleep(300)"))
+        wait_for(lambda: child.poll() is not None, 30)
+    finally:
+        signal.signal(signum, before)
+        child.stop()
+    assert child.poll() == -signum
+
+
 def test_a_service_that_dies_stops_the_command_and_is_blamed(tmp_path):
     main = command(tmp_path, ESCAPED + "time.sleep(300)", tmp_path / "pid")
     with ServiceGroup([service(tmp_path, "solver")]) as services:

@@ -20,6 +20,8 @@ import psutil
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 _LEFTOVER_GRACE_S = 3.0  # short, because a crash is reported only after the leftovers have ended
 _STOP = {signal.SIGTERM, signal.SIGINT}
+_OF_A_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+"""What a script's background job ignores. The command must not: SGLang's engine in veRL ends by SIGQUIT."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -33,6 +35,8 @@ def main(parent: int, grace_s: float, command: list[str]) -> None:
 
     def prepare() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        for signum in _OF_A_TERMINAL:
+            signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, inherited)
 
     try:
