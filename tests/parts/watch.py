@@ -21,10 +21,13 @@ class Watch:
         commands: dict[int, str] = {}
         for process in [root, *root.children(recursive=True)]:
             with suppress(psutil.Error):
-                commands[process.pid] = " ".join(process.cmdline())
-                self.processes.setdefault((process.pid, process.create_time()), commands[process.pid])
+                command = " ".join(process.cmdline())
+                if not command.strip():  # it ends, or is just being renamed: other polls see its name
+                    continue
+                commands[process.pid] = command
+                self.processes.setdefault((process.pid, process.create_time()), command)
                 for kind in ("sglang::scheduler", "ray::WorkerDict"):
-                    if commands[process.pid].startswith(kind):
+                    if command.startswith(kind):
                         pipe = process.environ().get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "")
                         self.recorders.add((kind, pipe))
         # All of the machine at once, because asking each process takes a third of a core.

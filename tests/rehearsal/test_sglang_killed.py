@@ -38,7 +38,7 @@ def start(sglang_python, prepared, speaking_model, tmp_path_factory):
             wait_for(lambda: beat(2, "rollout")(folder, since), RUN_LIMIT_S)
             for pid, _ in list(watch.processes):
                 with suppress(psutil.NoSuchProcess):
-                    if psutil.Process(pid).cmdline()[0].startswith("sglang::scheduler"):
+                    if " ".join(psutil.Process(pid).cmdline()).startswith("sglang::scheduler"):
                         os.kill(pid, signum)
 
         return run_stage(

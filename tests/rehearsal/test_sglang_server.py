@@ -19,6 +19,7 @@ from verl_ext.method.prompts import solver_messages
 from verl_ext.method.search_calls import SEARCH_TOOL_SCHEMA
 
 CONTEXT = 1024
+ATTEMPTS = 32  # they sample freely: most search or answer, none must
 pytestmark = pytest.mark.slow("starts SGLang")
 
 
@@ -67,12 +68,12 @@ def test_attempts_search_and_answer_over_several_turns(server, tokenizer):
     async def play():
         solver = agent(server, tokenizer)
         try:
-            return await solver.attempts("Who came?", n=12)
+            return await solver.attempts("Who came?", n=ATTEMPTS)
         finally:
             await solver.aclose()
 
     attempts = asyncio.run(play())
-    assert [attempt.failure for attempt in attempts] == [None] * 12
+    assert [attempt.failure for attempt in attempts] == [None] * ATTEMPTS
     assert any(attempt.searches and len(attempt.trajectory.turns) > 1 for attempt in attempts)
     assert {"Vell", "nobody"} & {attempt.answer for attempt in attempts}
 
