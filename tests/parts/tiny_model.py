@@ -42,7 +42,7 @@ def save_speaking_model(folder: Path, seed: int = 0, tokenizer: Any = None) -> P
 
     It asks one of `QUESTIONS` about any document, often after a search, and gives one of `ANSWERS` to any
     question. So its runs have searches, right and wrong attempts, and different rewards. Each machine rounds
-    differently, so this must work from any start: of seeds 0 to 18, the worst was right in 6 turns of 10.
+    differently, so this must work from any start: the worst of eleven seeds was right in 6 turns of 10.
     """
     tokenizer = tokenizer or load_base_tokenizer()
     model = _new_model(tokenizer, seed)
