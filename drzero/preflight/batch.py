@@ -283,9 +283,13 @@ def _token_budgets(config: DictConfig) -> Iterator[Finding]:
             yield error(key, why, fix, value=size)
 
 
-def fills_batch(config: DictConfig, source: Path | str, rows: int, advice: str) -> Iterator[Finding]:
-    """A source must have rows for one batch, and the epochs must cover all steps."""
+def fills_batch(
+    config: DictConfig, source: Path | str, rows: int, advice: str, dropped: int = 0
+) -> Iterator[Finding]:
+    """A source's rows, without those `dropped`, must fill a batch, and the epochs must cover all steps."""
     batch = config.data.train_batch_size
+    if dropped:
+        source, rows = f"{source}, without the {dropped} that are too long,", rows - dropped
     if rows < batch:
         why = f"{source} has {rows} rows, less than one batch ({_BATCH}={batch})"
         yield error(_BATCH, why, advice)

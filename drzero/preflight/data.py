@@ -52,7 +52,7 @@ def check_challenger_data(ctx: CheckContext) -> Iterator[Finding]:
         dropped = yield from _too_long(ctx, TRAIN, path, prompts, "use a smaller max_document_tokens")
     if ctx.trains:
         more = "write more with `drzero prepare-data rows=…`"
-        yield from _fills_batch(config, path, len(prompts), dropped, more)
+        yield from fills_batch(config, path, len(prompts), more, dropped)
         yield from _lone_rows(config, [info["hop"] for info in table.column("extra_info").to_pylist()])
 
 
@@ -115,12 +115,7 @@ def _questions(ctx: CheckContext, key: str, path: Path, again: str) -> Iterator[
     dropped = yield from _too_long(ctx, key, path, prompts, "shorten the questions")
     if key == TRAIN:
         more = f"synthesize more with {again}, or make the batch smaller"
-        yield from _fills_batch(config, path, len(prompts), dropped, more)
-
-
-def _fills_batch(config: DictConfig, path: Path, rows: int, dropped: int, more: str) -> Iterator[Finding]:
-    source = f"{path}, without the {dropped} that are too long," if dropped else path
-    yield from fills_batch(config, source, rows - dropped, more)
+        yield from fills_batch(config, path, len(prompts), more, dropped)
 
 
 def _lone_rows(config: DictConfig, hops: Sequence[int]) -> Iterator[Finding]:

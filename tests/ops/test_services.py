@@ -204,10 +204,9 @@ def test_a_command_of_a_background_job_still_ends_by_a_terminals_signals(tmp_pat
     before = signal.signal(signum, signal.SIG_IGN)  # as a script's shell starts its background jobs
     try:
         child = Child(command(tmp_path, f"import os, time; os.kill(os.getpid(), {signum}); time.sleep(300)"))
-        wait_for(lambda: child.poll() is not None, 30)
     finally:
         signal.signal(signum, before)
-        child.stop()
+    wait_for(lambda: child.poll() is not None, 30)
     assert child.poll() == -signum
 
 
